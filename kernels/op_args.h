@@ -113,11 +113,11 @@ struct MixLayer {
   const float* dt_bias = nullptr;  // [num_heads], gated types
   const float* o_norm = nullptr;   // [d_v]
 
-  int q_channels() const { return num_heads * d_k; }
-  int v_channels() const { return num_heads * d_v; }
-  int conv_channels() const { return 2 * q_channels() + v_channels(); }
-  int proj_columns() const { return conv_channels() + (use_gate ? v_channels() : 0); }
-  int coef_columns() const { return (use_beta ? num_heads : 0) + (IsGated(type) ? num_heads : 0); }
+  constexpr int q_channels() const { return num_heads * d_k; }
+  constexpr int v_channels() const { return num_heads * d_v; }
+  constexpr int conv_channels() const { return 2 * q_channels() + v_channels(); }
+  constexpr int proj_columns() const { return conv_channels() + (use_gate ? v_channels() : 0); }
+  constexpr int coef_columns() const { return (use_beta ? num_heads : 0) + (IsGated(type) ? num_heads : 0); }
 };
 
 struct MixArgs {

@@ -1,5 +1,5 @@
-// The safetensors file format: 8 bytes of header length (little-endian), a JSON header that gives each tensor's
-// dtype, shape and place, then the tensors' bytes without gaps.
+// The safetensors file format: 8 bytes of header length (little-endian), a JSON header that gives each
+// tensor's dtype, shape and place, then the tensors' bytes without gaps.
 #ifndef EFLA_MODEL_SAFETENSORS_H_
 #define EFLA_MODEL_SAFETENSORS_H_
 
@@ -25,10 +25,10 @@ std::string_view SafetensorsName(DType dtype);
 // "[4096, 256]"
 std::string ShapeText(std::span<const int64_t> shape);
 
-// The tensors of a whole file's bytes, in order of place; their data points into `file`, which must lie aligned
-// to 8 bytes. `name` stands in messages. DATA_LOSS when the file is shorter than it says, INVALID_ARGUMENT for
-// any other fault: dtypes other than F32, F16 and BF16, overlapping or missing bytes, a size that is not the
-// shape's, a tensor that does not lie aligned to its element size.
+// The tensors of a whole file's bytes, in order of place; their data points into `file`, which must lie
+// aligned to 8 bytes. `name` stands in messages. DATA_LOSS when the file is shorter than it says,
+// INVALID_ARGUMENT for any other fault: dtypes other than F32, F16 and BF16, overlapping or missing bytes, a
+// size that is not the shape's, a tensor that does not lie aligned to its element size.
 absl::StatusOr<std::vector<TensorInfo>> ParseSafetensors(std::string_view file, std::string_view name);
 
 // A file, mapped.

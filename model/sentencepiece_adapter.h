@@ -19,10 +19,10 @@ class SentencePieceAdapter {
   // What the model file says about how text becomes pieces.
   struct Traits {
     bool is_bpe = false;
-    bool rewrites_text = false;     // normalisation tables, or spaces merged or kept as they are
-    bool space_is_suffix = false;   // the space mark ends a word instead of beginning it
-    bool add_dummy_prefix = true;   // a space is put before a text
-    bool strips_first_space = true; // decoding drops a text's first space
+    bool rewrites_text = false;      // normalisation tables, or spaces merged or kept as they are
+    bool space_is_suffix = false;    // the space mark ends a word instead of beginning it
+    bool add_dummy_prefix = true;    // a space is put before a text
+    bool strips_first_space = true;  // decoding drops a text's first space
   };
 
   // `model` is a model file's contents. Null, and why in `error`, when it is not one.

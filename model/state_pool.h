@@ -23,7 +23,7 @@ struct StateLayout {
   int64_t conv_floats = 0;       // a layer
   int64_t slot_floats = 0;
   static StateLayout Of(const ModelConfig& config);
-  int64_t state_bytes() const;   // without the padding
+  int64_t state_bytes() const;  // without the padding
   int64_t slot_bytes() const { return slot_floats * 4; }
 };
 
@@ -34,16 +34,16 @@ struct SlotHandle {
   friend bool operator==(const SlotHandle&, const SlotHandle&) = default;
 };
 
-// Slot 0 is all zero and only read: a new sequence reads it and writes its own slot. Slot 1 takes the writes of
-// padding rows. Neither is ever handed out. Thread rules: the engine thread only; Counts from any thread.
+// Slot 0 is all zero and only read: a new sequence reads it and writes its own slot. Slot 1 takes the writes
+// of padding rows. Neither is ever handed out. Thread rules: the engine thread only; Counts from any thread.
 class StatePool {
  public:
   static constexpr int32_t kZeroSlot = 0;
   static constexpr int32_t kSinkSlot = 1;
   static constexpr int32_t kFirstSlot = 2;
 
-  // `num_slots` usable slots beside the reserved two. RESOURCE_EXHAUSTED, saying how many slots would fit, when
-  // the device lacks the memory. `poison` fills freed slots with NaN (tests, debugging).
+  // `num_slots` usable slots beside the reserved two. RESOURCE_EXHAUSTED, saying how many slots would fit,
+  // when the device lacks the memory. `poison` fills freed slots with NaN (tests, debugging).
   static absl::StatusOr<std::unique_ptr<StatePool>> Create(Device& device, const ModelConfig& config,
                                                            int num_slots, bool poison);
   ~StatePool();
@@ -65,11 +65,12 @@ class StatePool {
   const StateLayout& layout() const { return layout_; }
 
   struct Counts {
-    int total = 0, live = 0, shared = 0, free = 0;  // live: one reference; shared: more. They add up to total.
+    int total = 0, live = 0, shared = 0,
+        free = 0;  // live: one reference; shared: more. They add up to total.
   };
   Counts counts() const;
-  // INTERNAL when the books do not balance: live + shared + free = total, no slot in two places, and slot 0 (when
-  // `read_device`) still zero.
+  // INTERNAL when the books do not balance: live + shared + free = total, no slot in two places, and slot 0
+  // (when `read_device`) still zero.
   absl::Status CheckInvariants(bool read_device = false);
 
   // Copies a state to or from the host in stream order (state_bytes, without padding).

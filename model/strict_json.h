@@ -17,8 +17,8 @@ namespace efla {
 // Outside text made fit for a one-line message: control bytes escaped, cut after `max_bytes`.
 std::string Printable(std::string_view text, size_t max_bytes = 120);
 
-// INVALID_ARGUMENT, beginning with `what`, for anything but one JSON object: syntax errors, bytes that are not
-// UTF-8, a key twice in one object, nesting beyond 32 levels, more than a million values.
+// INVALID_ARGUMENT, beginning with `what`, for anything but one JSON object: syntax errors, bytes that are
+// not UTF-8, a key twice in one object, nesting beyond 32 levels, more than a million values.
 absl::StatusOr<nlohmann::json> ParseJsonObject(std::string_view text, std::string_view what);
 
 // Reads one object's fields. The first bad field is remembered with its name, value and bound, and the

@@ -22,9 +22,9 @@ class StopMatcher {
  public:
   explicit StopMatcher(const std::vector<std::string>& stops);  // each non-empty
   struct Match {
-    int stop_index;        // which string
-    size_t end_in_input;   // bytes of the last input up to and including the match's end
-    size_t stop_bytes;     // the string's length
+    int stop_index;       // which string
+    size_t end_in_input;  // bytes of the last input up to and including the match's end
+    size_t stop_bytes;    // the string's length
   };
   // Feeds bytes; the first match, if any, and the matcher must not be fed further then. Where several end at
   // one byte, the longest.
@@ -46,15 +46,15 @@ class StopMatcher {
 class TextStream {
  public:
   // `continues` is true when the text goes on after other text, so that the first piece keeps its space.
-  // `tokenizer` may be null: then there is no text, only ids; it must outlive the stream. `include_stop` keeps
-  // the matched stop string. Without `skip_special_tokens` a control token's text is its spelling.
+  // `tokenizer` may be null: then there is no text, only ids; it must outlive the stream. `include_stop`
+  // keeps the matched stop string. Without `skip_special_tokens` a control token's text is its spelling.
   TextStream(const Tokenizer* tokenizer, const std::vector<std::string>& stops, bool continues,
              bool include_stop = false, bool skip_special_tokens = true);
 
   struct Push {
-    std::string text;      // may be sent now
-    int tokens_released = 0;   // how many of the tokens held so far (oldest first) that text completes
-    bool stopped = false;  // a stop string ended the text; push no more
+    std::string text;         // may be sent now
+    int tokens_released = 0;  // how many of the tokens held so far (oldest first) that text completes
+    bool stopped = false;     // a stop string ended the text; push no more
     int stop_index = -1;
   };
   // Adds one token. Held bytes: an unfinished character (at most 3 bytes), and the longest suffix that is a
@@ -86,9 +86,9 @@ class TextStream {
     size_t text_end;
   };
   std::deque<HeldToken> tokens_;
-  size_t placed_ = 0;      // of tokens_: how many know their text_end
-  size_t bytes_in_ = 0;    // bytes from tokens that repair_ has taken
-  size_t text_out_ = 0;    // bytes sent so far; held_ begins here
+  size_t placed_ = 0;    // of tokens_: how many know their text_end
+  size_t bytes_in_ = 0;  // bytes from tokens that repair_ has taken
+  size_t text_out_ = 0;  // bytes sent so far; held_ begins here
 };
 
 }  // namespace efla

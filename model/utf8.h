@@ -14,9 +14,9 @@ inline constexpr std::string_view kReplacementCharacter = "\xEF\xBF\xBD";  // U+
 // Where the first byte lies that does not belong to a well-formed character.
 std::optional<size_t> FindInvalidUtf8(std::string_view text);
 
-// Makes any byte stream well-formed: each maximal run of bytes that begins a character but cannot be finished,
-// and each byte that can begin none, becomes one U+FFFD (the practice of the WHATWG encoding standard).
-// Copyable; the same bytes give the same text however they are cut.
+// Makes any byte stream well-formed: each maximal run of bytes that begins a character but cannot be
+// finished, and each byte that can begin none, becomes one U+FFFD (the practice of the WHATWG encoding
+// standard). Copyable; the same bytes give the same text however they are cut.
 class Utf8Repair {
  public:
   // Offers one byte. Appends to `out` what is now certain: a whole character or one U+FFFD. False when that
@@ -30,7 +30,7 @@ class Utf8Repair {
  private:
   char pending_[4] = {};
   size_t pending_bytes_ = 0;
-  size_t wanted_bytes_ = 0;                         // of the character that pending begins
+  size_t wanted_bytes_ = 0;                           // of the character that pending begins
   unsigned char next_low_ = 0x80, next_high_ = 0xBF;  // what its next byte may be
 };
 

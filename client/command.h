@@ -1,0 +1,59 @@
+// What the subcommands of `efla` have in common.
+#ifndef EFLA_CLIENT_COMMAND_H_
+#define EFLA_CLIENT_COMMAND_H_
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "absl/status/status.h"
+#include "client/client.h"
+#include "client/interrupt.h"
+#include "client/prompt.h"
+
+namespace efla {
+
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+inline constexpr int kExitInterrupted = 130;
+
+// A subcommand added to the program, and what runs it once the flags are parsed: returns the exit status.
+struct Command {
+  CLI::App* app = nullptr;
+  std::function<int()> run;
+};
+
+Command AddGenerate(CLI::App& program);
+Command AddScore(CLI::App& program);
+Command AddTokenize(CLI::App& program);
+Command AddLoad(CLI::App& program);
+
+struct ServerFlags {
+  std::string target = "127.0.0.1:50051";
+  std::optional<double> timeout_seconds;
+
+  std::optional<std::chrono::milliseconds> timeout() const;
+};
+void AddServerFlags(CLI::App& app, ServerFlags& flags);
+void AddPromptFlags(CLI::App& app, PromptFlags& flags);
+
+// A client that has reached its server, or an error that says how to start one.
+absl::StatusOr<Client> ConnectedClient(const ServerFlags& flags, const Interrupt& interrupt);
+
+// Writes the whole text to standard output at once, so that a reader of a pipe sees it.
+absl::Status WriteOut(const std::string& text);
+
+// The exit status of a run that ended so; an error is one line on standard error.
+int ExitStatus(const absl::Status& status);
+// The same for what a signal may have cut short: no line then.
+int ExitStatus(const absl::Status& status, const Interrupt& interrupt);
+// The same for a server's answer, with advice where its code calls for it.
+int CallExitStatus(const absl::Status& status, const Interrupt& interrupt);
+
+// For numbers; the error names the flag and the bound.
+CLI::Validator AboveZero();
+
+}  // namespace efla
+
+#endif  // EFLA_CLIENT_COMMAND_H_

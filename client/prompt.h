@@ -1,0 +1,48 @@
+// A prompt as the command line gives it: text, a file, or token ids.
+#ifndef EFLA_CLIENT_PROMPT_H_
+#define EFLA_CLIENT_PROMPT_H_
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+namespace efla {
+
+using TokenIdList = std::vector<uint32_t>;
+using Prompt = std::variant<std::string, TokenIdList>;
+
+struct PromptFlags {
+  std::optional<std::string> text;       // --prompt
+  std::optional<std::string> file;       // --prompt-file; "-" is standard input
+  std::optional<std::string> token_ids;  // --token-ids
+};
+
+// The bytes of a file as they are; "-" reads standard input to its end.
+absl::StatusOr<std::string> ReadFile(const std::string& path);
+
+// "1,2,3", or "@FILE" for such a list in a file (blanks and line ends separate too), "@-" from standard
+// input.
+absl::StatusOr<TokenIdList> ParseTokenIds(std::string_view ids);
+
+// INVALID_ARGUMENT unless exactly one of the flags is given.
+absl::StatusOr<Prompt> ReadPrompt(const PromptFlags& flags);
+
+// Puts the prompt into a GenerateRequest or ScoreRequest.
+template <typename Request>
+void SetPrompt(Prompt prompt, Request& request) {
+  if (std::string* text = std::get_if<std::string>(&prompt)) {
+    request.set_text(std::move(*text));
+  } else {
+    const TokenIdList& ids = std::get<TokenIdList>(prompt);
+    request.mutable_token_ids()->mutable_ids()->Assign(ids.begin(), ids.end());
+  }
+}
+
+}  // namespace efla
+
+#endif  // EFLA_CLIENT_PROMPT_H_

@@ -1,0 +1,632 @@
+#include "kernels/cuda/cuda_device.h"
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+
+#include "kernels/check.h"
+#include "kernels/cuda/cuda_matrix.h"
+#include "kernels/cuda/cuda_status.h"
+
+namespace efla::cuda {
+namespace {
+
+// Numbers of rows that decode steps are padded to; beyond the last, its multiples.
+constexpr int kPaddedRows[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256};
+// Chunks that inverse_ and scores_ hold beyond those of a step's tokens in one segment: many short prompts need more
+// chunks than their tokens would fill.
+constexpr int kSpareChunks = 256;
+// Shared memory that the fused norm may take for its rows, so that two blocks fit a multiprocessor.
+constexpr int64_t kMaxFusedNormBytes = 96 * 1024;
+constexpr int64_t kColumnMultiple = 8;  // elements of a 16-byte load
+
+const CudaMatrix& Cuda(const Matrix* matrix) { return *static_cast<const CudaMatrix*>(matrix); }
+
+int64_t GroupedRows(int64_t part_rows) {
+  return (part_rows + kGateUpGroup - 1) / kGateUpGroup * (2 * kGateUpGroup);
+}
+
+const char* ByteOffset(const void* base, int64_t bytes) { return static_cast<const char*>(base) + bytes; }
+char* ByteOffset(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
+
+}  // namespace
+
+std::unique_ptr<CudaDevice> CudaDevice::Create(int ordinal, DeviceStatus& status) {
+  int count = 0;
+  status = CudaStatus("finding a GPU", cudaGetDeviceCount(&count));
+  if (!status.ok()) return nullptr;
+  if (ordinal < 0 || ordinal >= count) {
+    status = {DeviceStatus::Code::kUnavailable,
+              "GPU ordinal is " + std::to_string(ordinal) + "; this machine has " + std::to_string(count)};
+    return nullptr;
+  }
+  cudaDeviceProp properties;
+  status = CudaStatus("reading the GPU's properties", cudaGetDeviceProperties(&properties, ordinal));
+  if (!status.ok()) return nullptr;
+  constexpr int kMinMajor = 8, kHopperMajor = 9;
+  if (properties.major < kMinMajor) {
+    status = {DeviceStatus::Code::kUnavailable, std::string(properties.name) + " has compute capability " +
+                                                    std::to_string(properties.major) + "." +
+                                                    std::to_string(properties.minor) + "; the least is 8.0"};
+    return nullptr;
+  }
+  std::unique_ptr<CudaDevice> device(new CudaDevice);
+  device->ordinal_ = ordinal;
+  device->info_ = {.kind = "cuda",
+                   .name = properties.name,
+                   .memory_total_bytes = static_cast<int64_t>(properties.totalGlobalMem)};
+  device->context_.multiprocessors = properties.multiProcessorCount;
+  device->context_.overlap = properties.major >= kHopperMajor;
+  device->context_.clusters = properties.major >= kHopperMajor;
+  device->Activate();
+  status = CudaStatus("creating a stream",
+                      cudaStreamCreateWithFlags(&device->context_.stream, cudaStreamNonBlocking));
+  if (status.ok()) {
+    status = CudaStatus("creating an event", cudaEventCreateWithFlags(&device->uploaded_, cudaEventDisableTiming));
+  }
+  if (status.ok()) status = device->prefill_.Open();
+  if (status.ok()) status = CudaStatus("a counter", device->unrepresentable_.Allocate(sizeof(int32_t)));
+  // Every kernel of this module, or none: a GPU that the build has no code for is found here.
+  if (status.ok()) {
+    const cudaError_t error =
+        LaunchFromFloat(device->context_, device->unrepresentable_.get<float>(), 1, device->unrepresentable_.get());
+    if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
+      status = {DeviceStatus::Code::kUnavailable,
+                std::string(properties.name) + ": this build has no code for compute capability " +
+                    std::to_string(properties.major) + "." + std::to_string(properties.minor) +
+                    " (CMAKE_CUDA_ARCHITECTURES)"};
+    } else {
+      status = CudaStatus("launching a kernel", error);
+    }
+  }
+  if (status.ok()) status = CudaStatus("running a kernel", cudaStreamSynchronize(device->context_.stream));
+  return status.ok() ? std::move(device) : nullptr;
+}
+
+CudaDevice::~CudaDevice() {
+  Activate();
+  if (context_.stream != nullptr) cudaStreamSynchronize(context_.stream);
+  DropRecordings();
+  cudaFreeHost(results_);
+  cudaFreeHost(top_);
+  if (uploaded_ != nullptr) cudaEventDestroy(uploaded_);
+  if (context_.stream != nullptr) cudaStreamDestroy(context_.stream);
+}
+
+void CudaDevice::Note(const DeviceStatus& status) {
+  if (error_.ok() && !status.ok()) error_ = status;
+}
+
+void CudaDevice::Note(const char* what, cudaError_t error) {
+  if (error != cudaSuccess) Note(CudaStatus(what, error));
+}
+
+int64_t CudaDevice::free_memory_bytes() const {
+  Activate();
+  size_t free_bytes = 0, total_bytes = 0;
+  return cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess ? static_cast<int64_t>(free_bytes) : 0;
+}
+
+void* CudaDevice::Allocate(size_t bytes) {
+  Activate();
+  void* memory = nullptr;
+  const cudaError_t error = cudaMalloc(&memory, std::max<size_t>(bytes, 1));
+  if (error == cudaSuccess) return memory;
+  if (error == cudaErrorMemoryAllocation) {
+    cudaGetLastError();  // running out of memory breaks nothing: forget it
+  } else {
+    Note("allocating GPU memory", error);
+  }
+  return nullptr;
+}
+
+void CudaDevice::Free(void* memory) {
+  Activate();
+  Note("freeing GPU memory", cudaFree(memory));
+}
+
+void CudaDevice::CopyToDevice(void* to, const void* from_host, size_t bytes) {
+  Activate();
+  Note("copying to the GPU", cudaMemcpyAsync(to, from_host, bytes, cudaMemcpyHostToDevice, context_.stream));
+}
+
+void CudaDevice::CopyToHost(void* to_host, const void* from, size_t bytes) {
+  Activate();
+  Note("copying from the GPU", cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, context_.stream));
+}
+
+void CudaDevice::CopyOnDevice(void* to, const void* from, size_t bytes) {
+  Activate();
+  Note("copying on the GPU", cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, context_.stream));
+}
+
+void CudaDevice::FillBytes(void* memory, uint8_t value, size_t bytes) {
+  Activate();
+  Note("filling GPU memory", cudaMemsetAsync(memory, value, bytes, context_.stream));
+}
+
+void CudaDevice::WriteActivations(void* act, std::span<const float> values) {
+  Activate();
+  FixAct(ActType::kF16);
+  GpuMemory floats;
+  Note("activations", floats.Allocate(values.size_bytes()));
+  if (!error_.ok()) return;
+  CopyToDevice(floats.get(), values.data(), values.size_bytes());
+  Note("activations", LaunchFromFloat(context_, floats.get<float>(), static_cast<int64_t>(values.size()), act));
+  Note("activations", cudaStreamSynchronize(context_.stream));
+}
+
+void CudaDevice::ReadActivations(std::span<float> values, const void* act) {
+  Activate();
+  GpuMemory floats;
+  Note("activations", floats.Allocate(values.size_bytes()));
+  if (!error_.ok()) return;
+  Note("activations", LaunchToFloat(context_, act, static_cast<int64_t>(values.size()), floats.get<float>()));
+  CopyToHost(values.data(), floats.get(), values.size_bytes());
+  Note("activations", cudaStreamSynchronize(context_.stream));
+}
+
+void CudaDevice::FixAct(ActType act) {
+  if (!act_fixed_) context_.act = act;
+  act_fixed_ = true;
+}
+
+std::unique_ptr<Matrix> CudaDevice::LoadMatrix(std::span<const HostMatrix> parts, MatrixUse use,
+                                               DeviceStatus& status) {
+  Activate();
+  EFLA_CHECK(!parts.empty());
+  const int64_t cols = parts[0].cols;
+  const DType dtype = parts[0].dtype;
+  int64_t rows = 0;
+  for (const HostMatrix& part : parts) {
+    EFLA_CHECK(part.data != nullptr && part.rows > 0 && part.cols == cols && part.dtype == dtype);
+    rows += part.rows;
+  }
+  const bool gate_up = use == MatrixUse::kGateUp, embedding = use == MatrixUse::kEmbedding;
+  EFLA_CHECK(!gate_up || (parts.size() == 2 && parts[0].rows == parts[1].rows));
+  if (cols <= 0 || (!embedding && cols % kColumnMultiple != 0)) {
+    status = {DeviceStatus::Code::kInvalid, "a weight has rows of " + std::to_string(cols) +
+                                                " elements; the CUDA device needs a multiple of " +
+                                                std::to_string(kColumnMultiple)};
+    return nullptr;
+  }
+  if (!embedding) FixAct(dtype == DType::kBF16 ? ActType::kBF16 : ActType::kF16);
+  const DType stored = embedding ? dtype : context_.act == ActType::kBF16 ? DType::kBF16 : DType::kF16;
+  const int64_t stored_rows = gate_up ? GroupedRows(parts[0].rows) : rows;
+  const size_t stored_bytes = static_cast<size_t>(stored_rows) * cols * ByteSize(stored);
+
+  void* memory = nullptr;
+  status = CudaStatus("a weight", cudaMalloc(&memory, stored_bytes));
+  if (!status.ok()) return nullptr;
+  auto matrix = std::make_unique<CudaMatrix>(rows, cols, stored_rows, stored, use, ordinal_, memory);
+  if (gate_up) status = CudaStatus("a weight", cudaMemsetAsync(memory, 0, stored_bytes, context_.stream));
+  if (status.ok()) {
+    status = CudaStatus("a weight", cudaMemsetAsync(unrepresentable_.get(), 0, sizeof(int32_t), context_.stream));
+  }
+  int64_t row = 0;
+  for (const HostMatrix& part : parts) {
+    if (!status.ok()) return nullptr;
+    const size_t part_bytes = static_cast<size_t>(part.rows) * cols * ByteSize(dtype);
+    if (!gate_up && dtype == stored) {
+      void* to = ByteOffset(memory, row * cols * static_cast<int64_t>(ByteSize(stored)));
+      status = CudaStatus("a weight", cudaMemcpyAsync(to, part.data, part_bytes, cudaMemcpyHostToDevice,
+                                                      context_.stream));
+    } else {
+      if (loading_bytes_ < part_bytes) {
+        status = CudaStatus("a weight", cudaStreamSynchronize(context_.stream));
+        loading_bytes_ = 0;
+        if (status.ok()) status = CudaStatus("a weight", loading_.Allocate(part_bytes));
+        if (status.ok()) loading_bytes_ = part_bytes;
+      }
+      if (status.ok()) {
+        status = CudaStatus("a weight", cudaMemcpyAsync(loading_.get(), part.data, part_bytes, cudaMemcpyHostToDevice,
+                                                        context_.stream));
+      }
+      const int64_t group = gate_up ? kGateUpGroup : 0, offset = gate_up ? (row > 0 ? kGateUpGroup : 0) : row;
+      if (status.ok()) {
+        status = CudaStatus("a weight", LaunchConvertRows(context_, loading_.get(), dtype, part.rows, cols, memory,
+                                                          group, offset, unrepresentable_.get<int32_t>()));
+      }
+    }
+    row += part.rows;
+  }
+  int32_t unrepresentable = 0;
+  if (status.ok()) {
+    status = CudaStatus("a weight", cudaMemcpyAsync(&unrepresentable, unrepresentable_.get(), sizeof(int32_t),
+                                                    cudaMemcpyDeviceToHost, context_.stream));
+  }
+  if (status.ok()) status = CudaStatus("a weight", cudaStreamSynchronize(context_.stream));
+  if (status.ok() && unrepresentable > 0) {
+    status = {DeviceStatus::Code::kInvalid,
+              std::to_string(unrepresentable) + " values of a weight are beyond 65504, the largest of the F16 that the "
+                                                "CUDA device keeps F32 and F16 weights in"};
+  }
+  if (!status.ok()) return nullptr;
+  return matrix;
+}
+
+DeviceStatus CudaDevice::Prepare(const Limits& limits) {
+  Activate();
+  const MixLayer& mix = limits.mix;
+  if (!HeadSizeSupported(mix.d_k, mix.d_v)) {
+    return {DeviceStatus::Code::kInvalid, "heads of d_k " + std::to_string(mix.d_k) + " and d_v " +
+                                              std::to_string(mix.d_v) +
+                                              "; the CUDA device has 128 x 128, 64 x 64, 32 x 128 and 64 x 128"};
+  }
+  if (mix.conv_size > kMaxConvSize) {
+    return {DeviceStatus::Code::kInvalid, "conv_size is " + std::to_string(mix.conv_size) +
+                                              "; the CUDA device's limit is " + std::to_string(kMaxConvSize)};
+  }
+  if (limits.max_tokens < 1 || limits.max_tokens < limits.max_decode || limits.max_samples < 0) {
+    return {DeviceStatus::Code::kInvalid, "max_tokens is " + std::to_string(limits.max_tokens) +
+                                              "; it must be at least 1 and at least max_decode, " +
+                                              std::to_string(limits.max_decode)};
+  }
+  Note("preparing", cudaStreamSynchronize(context_.stream));
+  DropRecordings();
+  limits_ = limits;
+  loading_ = GpuMemory();
+  loading_bytes_ = 0;
+  const int64_t tokens = limits.max_tokens, samples = std::max(limits.max_samples, 1);
+  const int64_t act_bytes = static_cast<int64_t>(kActBytes), float_bytes = static_cast<int64_t>(sizeof(float));
+  DeviceStatus status = CudaStatus(
+      "the step's arrays", arrays_.Allocate(limits.max_tokens, std::max(limits.max_decode, 1), static_cast<int>(samples)));
+  const auto allocate = [&status](const char* what, GpuMemory& memory, int64_t bytes) {
+    if (status.ok()) status = CudaStatus(what, memory.Allocate(static_cast<size_t>(bytes)));
+  };
+  allocate("normalised rows", normalized_, std::max(tokens, samples) * limits.hidden_size * act_bytes);
+  allocate("gate and up", gate_up_, tokens * GroupedRows(limits.intermediate_size) * act_bytes);
+  allocate("logits", logits_, samples * limits.vocab_size * float_bytes);
+  allocate("mixed values", mixed_, tokens * mix.v_channels() * float_bytes);
+  chunk_capacity_ = static_cast<int>((tokens + kChunkTokens - 1) / kChunkTokens) + kSpareChunks;
+  if (ChunkFormSupported(mix)) {
+    const int64_t squares = static_cast<int64_t>(chunk_capacity_) * mix.num_heads * kChunkTokens * kChunkTokens;
+    allocate("chunk operands", prepared_inputs_, tokens * mix.conv_channels() * act_bytes);
+    allocate("chunk inverses", inverse_, squares * act_bytes);
+    allocate("chunk scores", scores_, squares * act_bytes);
+  } else {
+    allocate("token operands", prepared_inputs_, tokens * mix.conv_channels() * float_bytes);
+    allocate("token scalars", scalars_, tokens * mix.num_heads * static_cast<int64_t>(sizeof(float4)));
+  }
+  cudaFreeHost(std::exchange(results_, nullptr));
+  cudaFreeHost(std::exchange(top_, nullptr));
+  if (status.ok()) {
+    status = CudaStatus("results", cudaHostAlloc(reinterpret_cast<void**>(&results_), samples * sizeof(SampleResult),
+                                                 cudaHostAllocMapped));
+  }
+  if (status.ok()) {
+    status = CudaStatus("results", cudaHostAlloc(reinterpret_cast<void**>(&top_),
+                                                 samples * kMaxTopLogprobs * sizeof(TokenLogprob), cudaHostAllocMapped));
+  }
+  if (status.ok()) status = TunePrefill(limits);
+  prepared_ = status.ok();
+  return status;
+}
+
+DeviceStatus CudaDevice::TunePrefill(const Limits& limits) {
+  if (!act_fixed_) return {};  // no weight yet: at the first product instead
+  struct Shape {
+    int64_t outputs, cols;
+    PrefillOutput output;
+  };
+  const int64_t hidden = limits.hidden_size;
+  for (const Shape& shape : {Shape{limits.mix.proj_columns(), hidden, PrefillOutput::kAct},
+                             Shape{hidden, limits.mix.v_channels(), PrefillOutput::kAddFloat},
+                             Shape{GroupedRows(limits.intermediate_size), hidden, PrefillOutput::kAct},
+                             Shape{hidden, limits.intermediate_size, PrefillOutput::kAddFloat}}) {
+    if (shape.outputs == 0 || shape.cols == 0) continue;
+    const DeviceStatus status =
+        prefill_.Tune(context_, shape.outputs, shape.cols, shape.output, limits.max_tokens);
+    if (!status.ok()) return status;
+  }
+  return {};
+}
+
+DeviceStatus CudaDevice::Synchronize() {
+  Activate();
+  Note("waiting for the GPU", cudaStreamSynchronize(context_.stream));
+  return std::exchange(error_, DeviceStatus());
+}
+
+StepOutput CudaDevice::output() const {
+  const size_t rows = static_cast<size_t>(num_results_);
+  return {.rows = {results_, rows}, .top = {top_, rows * kMaxTopLogprobs}};
+}
+
+DeviceStatus CudaDevice::ReadLogits(std::span<float> logits) {
+  EFLA_CHECK(static_cast<int64_t>(logits.size()) == num_results_ * limits_.vocab_size);
+  CopyToHost(logits.data(), logits_.get(), logits.size_bytes());
+  return Synchronize();
+}
+
+// --- Steps ---
+
+void CudaDevice::DropRecordings() {
+  for (auto& [size, recording] : recordings_) {
+    if (recording.graph != nullptr) cudaGraphExecDestroy(recording.graph);
+  }
+  recordings_.clear();
+}
+
+int CudaDevice::PaddedRows(int rows, int most) const {
+  if (rows == 0) return 0;
+  const int largest = *std::prev(std::end(kPaddedRows));
+  const int padded = rows > largest ? (rows + largest - 1) / largest * largest
+                                    : *std::lower_bound(std::begin(kPaddedRows), std::end(kPaddedRows), rows);
+  return std::min(padded, most);
+}
+
+bool CudaDevice::DoBeginStep(const StepInput& input) {
+  Activate();
+  EFLA_CHECK(prepared_ && static_cast<int>(input.tokens.size()) <= limits_.max_tokens);
+  EFLA_CHECK(input.num_decode <= limits_.max_decode);
+  EFLA_CHECK(static_cast<int>(input.samples.size()) <= limits_.max_samples);
+  num_tokens_ = static_cast<int>(input.tokens.size());
+  num_decode_ = input.num_decode;
+  num_samples_ = num_results_ = static_cast<int>(input.samples.size());
+  num_operations_ = 0;
+  began_with_embed_ = ended_with_head_ = false;
+  mode_ = StepMode::kLaunch;
+  recording_ = nullptr;
+  if (input.segments.empty()) {
+    const int padded_decode = PaddedRows(num_decode_, limits_.max_decode);
+    const int padded_samples = PaddedRows(num_samples_, limits_.max_samples);
+    recording_ = &recordings_[{padded_decode, padded_samples}];
+    if (recording_->warm) {
+      mode_ = recording_->graph != nullptr ? StepMode::kReplay : StepMode::kRecord;
+      num_tokens_ = num_decode_ = padded_decode;
+      num_samples_ = padded_samples;
+    }
+  }
+  // The staging memory is free once the last step's copy of it has run.
+  Note("waiting for the last step's arrays", cudaEventSynchronize(uploaded_));
+  arrays_.Fill(input, num_decode_, num_samples_, chunk_capacity_, passes_);
+  Note("a step's arrays", arrays_.Upload(context_.stream));
+  Note("a step's arrays", cudaEventRecord(uploaded_, context_.stream));
+  if (mode_ == StepMode::kReplay) {
+    Note("replaying a step", cudaGraphLaunch(recording_->graph, context_.stream));
+    return false;
+  }
+  if (mode_ == StepMode::kRecord) {
+    Note("recording a step", cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeRelaxed));
+  }
+  return true;
+}
+
+void CudaDevice::DoEndStep() {
+  Activate();
+  const StepMode mode = std::exchange(mode_, StepMode::kIdle);
+  const bool whole = began_with_embed_ && ended_with_head_;
+  if (mode == StepMode::kLaunch && recording_ != nullptr) recording_->warm = whole && error_.ok();
+  if (mode != StepMode::kRecord) return;
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  Note("recording a step", cudaStreamEndCapture(context_.stream, &graph));
+  if (graph != nullptr && error_.ok()) Note("recording a step", cudaGraphInstantiate(&executable, graph, 0));
+  if (graph != nullptr) cudaGraphDestroy(graph);
+  if (executable == nullptr) return;
+  Note("running a step", cudaGraphLaunch(executable, context_.stream));
+  if (whole && error_.ok()) {
+    recording_->graph = executable;
+  } else {
+    Note("running a step", cudaStreamSynchronize(context_.stream));
+    cudaGraphExecDestroy(executable);
+    recording_->warm = false;
+  }
+}
+
+void CudaDevice::DoEmbed(const EmbedArgs& args) {
+  if (mode_ == StepMode::kReplay) return;
+  Activate();
+  began_with_embed_ = num_operations_++ == 0;
+  const CudaMatrix& table = Cuda(args.table);
+  Note("embedding", LaunchEmbed(context_, arrays_.tokens(), num_tokens_, table.get(), table.dtype(), table.cols(),
+                                args.x));
+}
+
+void CudaDevice::PrefillProduct(const void* y, const CudaMatrix& weight, PrefillOutput output, void* out) {
+  // Shapes that Prepare has met are tuned already.
+  DeviceStatus status = prefill_.Tune(context_, weight.stored_rows(), weight.cols(), output, limits_.max_tokens);
+  if (status.ok()) {
+    status = prefill_.Run(context_, y, num_prefill(), weight.get(), weight.stored_rows(), weight.cols(), output, out);
+  }
+  Note(status);
+}
+
+void CudaDevice::DoProject(const ProjectArgs& args) {
+  if (mode_ == StepMode::kReplay) return;
+  Activate();
+  ++num_operations_;
+  ended_with_head_ = false;
+  const CudaMatrix& weight = Cuda(args.weight);
+  const CudaMatrix* coef_weight = args.coef_weight != nullptr ? &Cuda(args.coef_weight) : nullptr;
+  const int cols = static_cast<int>(weight.cols());
+  EFLA_CHECK(cols <= limits_.hidden_size);
+  LinearParams linear = {.y = normalized_.get(),
+                         .weight = weight.get(),
+                         .num_rows = num_decode_,
+                         .outputs = weight.stored_rows(),
+                         .cols = cols,
+                         .output = LinearOutput::kAct,
+                         .out = args.out,
+                         .out_columns = weight.rows()};
+  const int64_t fused_bytes = static_cast<int64_t>(num_decode_) * cols * static_cast<int64_t>(sizeof(float));
+  if (num_prefill() == 0 && num_decode_ <= kMaxFusedNormRows && fused_bytes <= kMaxFusedNormBytes) {
+    linear.y = nullptr;
+    linear.x = args.x;
+    linear.norm = args.norm;
+    linear.eps = args.norm_eps;
+    if (coef_weight != nullptr) {
+      linear.coef_weight = coef_weight->get();
+      linear.coef_columns = static_cast<int>(coef_weight->rows());
+      linear.coef = args.coef_out;
+    }
+    Note("projection", LaunchLinear(context_, linear));
+    return;
+  }
+  NormParams norm = {.x = args.x,
+                     .norm = args.norm,
+                     .eps = args.norm_eps,
+                     .num_rows = num_tokens_,
+                     .cols = cols,
+                     .y = normalized_.get()};
+  if (coef_weight != nullptr) {
+    norm.coef_weight = coef_weight->get();
+    norm.coef_columns = static_cast<int>(coef_weight->rows());
+    norm.coef = args.coef_out;
+  }
+  Note("projection norm", LaunchNorm(context_, norm));
+  if (num_decode_ > 0) Note("projection", LaunchLinear(context_, linear));
+  if (num_prefill() > 0) {
+    PrefillProduct(ByteOffset(normalized_.get(), static_cast<int64_t>(num_decode_) * cols * kActBytes), weight,
+                   PrefillOutput::kAct, ByteOffset(args.out, num_decode_ * weight.rows() * kActBytes));
+  }
+}
+
+void CudaDevice::DoMixRecurrent(const MixArgs& args) {
+  if (mode_ == StepMode::kReplay) return;
+  Activate();
+  ++num_operations_;
+  ended_with_head_ = false;
+  const RecurrentParams params = {
+      .mix = {.layer = *args.layer, .proj = args.proj, .coef = args.coef, .state = args.state, .out = args.out},
+      .num_rows = num_decode_,
+      .active_rows = arrays_.num_decode(),
+      .read_slot = arrays_.read_slot(),
+      .write_slot = arrays_.write_slot()};
+  Note("recurrence", LaunchRecurrent(context_, params));
+}
+
+void CudaDevice::DoMixChunk(const MixArgs& args) {
+  if (mode_ == StepMode::kReplay) return;
+  Activate();
+  ++num_operations_;
+  ended_with_head_ = false;
+  const MixLayer& layer = *args.layer;
+  const bool tensor_form = ChunkFormSupported(layer);
+  EFLA_CHECK(tensor_form == ChunkFormSupported(limits_.mix));
+  EFLA_CHECK(layer.conv_channels() <= limits_.mix.conv_channels() && layer.num_heads <= limits_.mix.num_heads);
+  for (const StepArrays::Pass& pass : passes_) {
+    const ChunkParams params = {
+        .mix = {.layer = layer, .proj = args.proj, .coef = args.coef, .state = args.state, .out = args.out},
+        .segments = arrays_.segments(),
+        .segment_begin = pass.segment_begin,
+        .num_segments = pass.num_segments,
+        .chunks = arrays_.chunks(),
+        .chunk_begin = pass.chunk_begin,
+        .num_chunks = pass.num_chunks,
+        .first_chunk = arrays_.first_chunk(),
+        .prepared = prepared_inputs_.get(),
+        .scalars = scalars_.get<float4>(),
+        .inverse = inverse_.get(),
+        .scores = scores_.get(),
+        .mixed = mixed_.get<float>()};
+    Note("chunk operands", LaunchChunkPrepare(context_, params));
+    if (tensor_form) {
+      Note("chunk inverses", LaunchChunkInverse(context_, params));
+      Note("chunk recurrence", LaunchChunkScan(context_, params));
+    } else {
+      Note("token recurrence", LaunchTokenScan(context_, params));
+    }
+    Note("chunk output", LaunchChunkFinish(context_, params));
+  }
+}
+
+void CudaDevice::DoAddLinear(const AddLinearArgs& args) {
+  if (mode_ == StepMode::kReplay) return;
+  Activate();
+  ++num_operations_;
+  ended_with_head_ = false;
+  const CudaMatrix& weight = Cuda(args.weight);
+  if (num_decode_ > 0) {
+    const LinearParams linear = {.y = args.in,
+                                 .weight = weight.get(),
+                                 .num_rows = num_decode_,
+                                 .outputs = weight.stored_rows(),
+                                 .cols = static_cast<int>(weight.cols()),
+                                 .output = LinearOutput::kAddFloat,
+                                 .out = args.x,
+                                 .out_columns = weight.rows()};
+    Note("residual product", LaunchLinear(context_, linear));
+  }
+  if (num_prefill() > 0) {
+    PrefillProduct(ByteOffset(args.in, num_decode_ * weight.cols() * kActBytes), weight, PrefillOutput::kAddFloat,
+                   args.x + num_decode_ * weight.rows());
+  }
+}
+
+void CudaDevice::DoGatedMlp(const GatedMlpArgs& args) {
+  if (mode_ == StepMode::kReplay) return;
+  Activate();
+  ++num_operations_;
+  ended_with_head_ = false;
+  const CudaMatrix& weight = Cuda(args.gate_up);
+  const int64_t columns = weight.rows() / 2;
+  const int cols = static_cast<int>(weight.cols());
+  EFLA_CHECK(weight.use() == MatrixUse::kGateUp && cols <= limits_.hidden_size);
+  LinearParams linear = {.y = normalized_.get(),
+                         .weight = weight.get(),
+                         .num_rows = num_decode_,
+                         .outputs = weight.stored_rows(),
+                         .cols = cols,
+                         .output = LinearOutput::kGatedSilu,
+                         .out = args.out,
+                         .out_columns = columns};
+  if (num_prefill() == 0 && num_decode_ <= kMaxFusedNormRows &&
+      static_cast<int64_t>(num_decode_) * cols * static_cast<int64_t>(sizeof(float)) <= kMaxFusedNormBytes) {
+    linear.y = nullptr;
+    linear.x = args.x;
+    linear.norm = args.norm;
+    linear.eps = args.norm_eps;
+    Note("gate and up", LaunchLinear(context_, linear));
+    return;
+  }
+  Note("feed-forward norm", LaunchNorm(context_, {.x = args.x,
+                                                  .norm = args.norm,
+                                                  .eps = args.norm_eps,
+                                                  .num_rows = num_tokens_,
+                                                  .cols = cols,
+                                                  .y = normalized_.get()}));
+  if (num_decode_ > 0) Note("gate and up", LaunchLinear(context_, linear));
+  if (num_prefill() > 0) {
+    EFLA_CHECK(weight.stored_rows() <= GroupedRows(limits_.intermediate_size));
+    PrefillProduct(ByteOffset(normalized_.get(), static_cast<int64_t>(num_decode_) * cols * kActBytes), weight,
+                   PrefillOutput::kAct, gate_up_.get());
+    Note("gate and up", LaunchGatedSilu(context_, gate_up_.get(), num_prefill(), columns,
+                                        ByteOffset(args.out, num_decode_ * columns * kActBytes)));
+  }
+}
+
+void CudaDevice::DoHead(const HeadArgs& args) {
+  if (mode_ == StepMode::kReplay) return;
+  Activate();
+  ++num_operations_;
+  ended_with_head_ = true;
+  if (num_samples_ == 0) return;
+  const CudaMatrix& head = Cuda(args.head);
+  EFLA_CHECK(head.cols() <= limits_.hidden_size && head.rows() == limits_.vocab_size);
+  Note("head norm", LaunchNorm(context_, {.x = args.x,
+                                          .gather = arrays_.sample_token_row(),
+                                          .norm = args.norm,
+                                          .eps = args.norm_eps,
+                                          .num_rows = num_samples_,
+                                          .cols = static_cast<int>(head.cols()),
+                                          .y = normalized_.get()}));
+  Note("head", LaunchLinear(context_, {.y = normalized_.get(),
+                                       .weight = head.get(),
+                                       .num_rows = num_samples_,
+                                       .outputs = head.stored_rows(),
+                                       .cols = static_cast<int>(head.cols()),
+                                       .output = LinearOutput::kFloat,
+                                       .out = logits_.get(),
+                                       .out_columns = head.rows()}));
+  Note("sampling", LaunchSample(context_, {.logits = logits_.get<float>(),
+                                           .num_rows = num_samples_,
+                                           .active_rows = arrays_.num_samples(),
+                                           .vocab_size = static_cast<int>(head.rows()),
+                                           .rows = arrays_.samples(),
+                                           .results = results_,
+                                           .top = top_}));
+}
+
+}  // namespace efla::cuda

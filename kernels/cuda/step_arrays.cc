@@ -1,0 +1,90 @@
+#include "kernels/cuda/step_arrays.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "kernels/check.h"
+
+namespace efla::cuda {
+
+StepArrays::~StepArrays() {
+  cudaFree(device_);
+  cudaFreeHost(staging_);
+}
+
+cudaError_t StepArrays::Allocate(int max_tokens, int max_decode, int max_samples) {
+  constexpr size_t kAlignment = 64;
+  size_t bytes = kAlignment;  // the counts
+  const auto place = [&bytes](size_t count, size_t element_bytes) {
+    const size_t offset = bytes;
+    bytes = (bytes + count * element_bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return offset;
+  };
+  read_slot_ = place(max_decode, sizeof(int32_t));
+  write_slot_ = place(max_decode, sizeof(int32_t));
+  sample_token_row_ = place(max_samples, sizeof(int32_t));
+  tokens_ = place(max_tokens, sizeof(int32_t));
+  samples_ = place(max_samples, sizeof(SampleRow));
+  // As many segments, and chunks, as tokens at the most.
+  segments_ = place(max_tokens, sizeof(Segment));
+  first_chunk_ = place(max_tokens, sizeof(int32_t));
+  chunks_ = place(max_tokens, sizeof(Chunk));
+  cudaFree(std::exchange(device_, nullptr));
+  cudaFreeHost(std::exchange(staging_, nullptr));
+  const cudaError_t error = cudaMalloc(&device_, bytes);
+  return error != cudaSuccess ? error : cudaHostAlloc(&staging_, bytes, cudaHostAllocDefault);
+}
+
+void StepArrays::Fill(const StepInput& input, int padded_decode, int padded_samples, int chunk_capacity,
+                      std::vector<Pass>& passes) {
+  const int num_samples = static_cast<int>(input.samples.size());
+  EFLA_CHECK(input.num_decode <= padded_decode && num_samples <= padded_samples);
+  EFLA_CHECK(input.segments.empty() || input.num_decode == padded_decode);  // tokens of segments follow
+  int32_t* counts = At<int32_t>(staging_, 0);
+  counts[0] = input.num_decode;
+  counts[1] = num_samples;
+  const auto copy_padded = [](auto from, auto* to, size_t padded) {
+    to = std::copy(from.begin(), from.end(), to);
+    std::fill_n(to, padded - std::min(padded, from.size()), 0);
+  };
+  copy_padded(input.decode_read_slot, At<int32_t>(staging_, read_slot_), padded_decode);
+  copy_padded(input.decode_write_slot, At<int32_t>(staging_, write_slot_), padded_decode);
+  copy_padded(input.tokens, At<int32_t>(staging_, tokens_), padded_decode);
+  SampleRow* samples = At<SampleRow>(staging_, samples_);
+  int32_t* sample_token_row = At<int32_t>(staging_, sample_token_row_);
+  for (int i = 0; i < padded_samples; ++i) {
+    samples[i] = i < num_samples ? input.samples[i] : SampleRow{};
+    sample_token_row[i] = samples[i].token_row;
+  }
+  used_bytes_ = samples_ + padded_samples * sizeof(SampleRow);
+
+  passes.clear();
+  if (input.segments.empty()) return;
+  std::copy(input.segments.begin(), input.segments.end(), At<Segment>(staging_, segments_));
+  int32_t* first_chunk = At<int32_t>(staging_, first_chunk_);
+  Chunk* chunks = At<Chunk>(staging_, chunks_);
+  int num_chunks = 0;
+  for (int index = 0; index < static_cast<int>(input.segments.size()); ++index) {
+    const Segment& segment = input.segments[index];
+    first_chunk[index] = num_chunks;
+    const int segment_chunks = (segment.num_tokens + kChunkTokens - 1) / kChunkTokens;
+    EFLA_CHECK(segment_chunks <= chunk_capacity);
+    if (passes.empty() || passes.back().num_chunks + segment_chunks > chunk_capacity) {
+      passes.push_back({index, 0, num_chunks, 0});
+    }
+    ++passes.back().num_segments;
+    passes.back().num_chunks += segment_chunks;
+    for (int begin = 0; begin < segment.num_tokens; begin += kChunkTokens) {
+      chunks[num_chunks++] = {.segment = index,
+                              .token_begin = segment.token_begin + begin,
+                              .num_tokens = std::min(kChunkTokens, segment.num_tokens - begin)};
+    }
+  }
+  used_bytes_ = chunks_ + num_chunks * sizeof(Chunk);
+}
+
+cudaError_t StepArrays::Upload(cudaStream_t stream) const {
+  return cudaMemcpyAsync(device_, staging_, used_bytes_, cudaMemcpyHostToDevice, stream);
+}
+
+}  // namespace efla::cuda

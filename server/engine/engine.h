@@ -1,0 +1,111 @@
+// Continuous batching over one device. One thread of its own drives the device; another delivers events.
+#ifndef EFLA_SERVER_ENGINE_ENGINE_H_
+#define EFLA_SERVER_ENGINE_ENGINE_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "model/model.h"
+#include "model/state_pool.h"
+#include "model/tokenizer.h"
+#include "server/engine/generation.h"
+
+namespace efla {
+
+struct EngineOptions {
+  int max_batch_tokens = 512;  // token budget of a step; a multiple of kChunkTokens
+  int max_running = 32;        // sequences in the batch; the pool's slots bound them as well
+  int max_queue = 256;         // requests that wait for a slot
+  int64_t max_prompt_tokens = 1 << 20;
+  int64_t max_queued_tokens = 1 << 22;  // prompt tokens that wait, over all requests
+  int64_t max_new_tokens = 1 << 20;
+  int max_undelivered_tokens = 512;  // a stream that holds more is parked until its reader catches up
+  std::chrono::milliseconds slow_reader_timeout{30'000};  // parked longer: RESOURCE_EXHAUSTED
+  std::vector<TokenId> eos_token_ids = {};  // end tokens beside the config's (generation_config.json)
+  // The engine's time; null: Clock::now. With a clock that does not run by itself, call Engine::Wake after
+  // moving it.
+  std::function<Clock::time_point()> now = nullptr;
+
+  // INVALID_ARGUMENT naming the option, the value and the bound.
+  absl::Status Validate() const;
+  // What the model has to be loaded with: a step holds at most max(max_batch_tokens, max_running +
+  // kChunkTokens) tokens, since a full batch still lets one chunk of a prompt through.
+  ModelLimits RequiredLimits() const;
+};
+
+// What happens, as it happens, for metrics. Called from the engine thread, and for refusals from the thread
+// that called Submit; must be quick and must not call back into the engine.
+class EngineObserver {
+ public:
+  // kStop: an end token, stop token or stop string; kLength: max_tokens or the time budget; kCancelled: by
+  // its client, or since its reader was too slow for too long; kRejected: Submit returned an error,
+  // whichever; kUnavailable: cut by a shutdown; kError: the device failed or the logits were not finite.
+  enum class Outcome { kStop, kLength, kCancelled, kDeadline, kRejected, kUnavailable, kError };
+  struct Step {
+    int decode_rows = 0, prefill_tokens = 0, sample_rows = 0;
+    double seconds = 0;       // submit to results
+    double host_seconds = 0;  // the engine's own work since the last step, without the time it slept
+  };
+  virtual ~EngineObserver() = default;
+  virtual void OnStep(const Step& step) {}
+  virtual void OnFirstToken(double seconds_since_submit) {}
+  virtual void OnTokenGap(double seconds) {}
+  // Exactly one for each request that reached Submit, refused ones (kRejected) included, and before its end
+  // can be taken.
+  virtual void OnEnd(Outcome outcome, const Usage& usage, const Timing& timing) {}
+};
+
+// A reading of the moment; any thread.
+struct EngineStats {
+  int waiting = 0, running = 0, parked = 0;
+  int64_t queued_prompt_tokens = 0;
+  double oldest_wait_seconds = 0;
+  StatePool::Counts slots;
+  uint64_t steps = 0;
+  double seconds_since_step = 0;  // since the last step's results, or since the start
+  bool healthy = true;            // false after a device error: no request will be taken any more
+  bool draining = false;
+};
+
+class Engine {
+ public:
+  // References must outlive the engine; `tokenizer` and `observer` may be null. INVALID_ARGUMENT when an
+  // option is out of its range or the model was loaded with less than options.RequiredLimits().
+  static absl::StatusOr<std::unique_ptr<Engine>> Start(Model& model, StatePool& pool,
+                                                       const Tokenizer* tokenizer,
+                                                       const EngineOptions& options,
+                                                       EngineObserver* observer);
+  // Ends what is left with UNAVAILABLE, runs the callbacks for it and joins the engine's threads. No other
+  // call into the engine may be under way; generations may live on.
+  virtual ~Engine() = default;
+
+  // Any thread; never blocks on the device. Checks the request (INVALID_ARGUMENT), then admits it to the
+  // queue: RESOURCE_EXHAUSTED when the queue is full, DEADLINE_EXCEEDED when the deadline has passed,
+  // UNAVAILABLE when draining or unhealthy. `ready` may be called from the delivery thread before Submit has
+  // returned; it is dropped without a call when Submit fails, and after its last call otherwise.
+  //
+  // A generation ends by the first of: an end token of the model (unless ignore_eos), a stop token or a stop
+  // string that spells exactly one control token (kStopToken), a stop string in the text, max_tokens, the
+  // time budget. The end or stop token counts in the usage and is among the finished event's tokens; it adds
+  // to the text only without skip_special_tokens.
+  virtual absl::StatusOr<std::shared_ptr<Generation>> Submit(GenerationRequest request,
+                                                             ReadyCallback ready) = 0;
+  // Any thread. Runs `ready` again on the delivery thread: a writer that was busy is free again.
+  virtual void Deliver(const std::shared_ptr<Generation>& generation) = 0;
+
+  // Any thread. Refuses new requests and waits until the admitted ones, queued ones included, have ended or
+  // `timeout` has passed, then ends the rest with UNAVAILABLE.
+  virtual void Drain(std::chrono::milliseconds timeout) = 0;
+  virtual EngineStats stats() const = 0;
+  // Any thread. Has the engine look at its clock.
+  virtual void Wake() = 0;
+};
+
+}  // namespace efla
+
+#endif  // EFLA_SERVER_ENGINE_ENGINE_H_

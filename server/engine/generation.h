@@ -1,0 +1,111 @@
+// One call in flight: what was asked, the events it has produced, and how it ended.
+#ifndef EFLA_SERVER_ENGINE_GENERATION_H_
+#define EFLA_SERVER_ENGINE_GENERATION_H_
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "kernels/types.h"
+#include "model/sampling.h"
+
+namespace efla {
+
+using Clock = std::chrono::steady_clock;
+
+// What the engine is asked to do. Everything in it has been validated against the model by
+// Engine::Submit's checks; the prompt holds ids only.
+struct GenerationRequest {
+  std::string request_id;       // for logs; the engine makes its own key
+  std::vector<TokenId> prompt;  // at least one token, taken as it is
+  SamplingParams sampling;
+  StopParams stopping;
+  bool include_stop = false;        // keep a matched stop string in the text
+  bool skip_special_tokens = true;  // control tokens add nothing to the text
+  bool logprobs = false;            // report each drawn token's log-probability
+  int top_logprobs = 0;             // and that many alternatives, drawn or scored: 0 to kMaxTopLogprobs
+  bool prompt_logprobs = false;     // score the prompt: PromptLogprobs in the Finished event
+  bool progress = false;            // Progress events while the prompt is computed
+  std::optional<Clock::time_point> deadline;             // passed: DEADLINE_EXCEEDED
+  std::optional<std::chrono::microseconds> time_budget;  // passed: a normal end with the text so far
+};
+
+enum class FinishReason { kEos, kStopString, kStopToken, kMaxTokens, kTimeBudget };
+
+struct TokenOutput {
+  TokenId token = 0;
+  float logprob = 0;                           // natural log, the model's own distribution
+  std::vector<std::pair<TokenId, float>> top;  // best first
+};
+
+struct Usage {
+  int64_t prompt_tokens = 0;
+  int64_t completion_tokens = 0;  // drawn tokens, an end token included
+};
+
+// Microseconds from the submission, on a monotonic clock; 0 for what has not happened yet.
+struct Timing {
+  int64_t queue_us = 0;        // until the first step that held a token of it
+  int64_t prefill_us = 0;      // from there until the prompt was computed
+  int64_t first_token_us = 0;  // from the submission until the first drawn token
+  int64_t total_us = 0;        // from the submission until this event
+};
+
+struct AcceptedEvent {  // once, when the first of its tokens enters a step
+  int64_t prompt_tokens = 0;
+  uint64_t seed = 0;
+  int64_t queue_us = 0;
+};
+struct ProgressEvent {
+  int64_t prompt_tokens_done = 0, prompt_tokens_total = 0;
+};
+struct DeltaEvent {  // several tokens where the reader is slower than the engine
+  std::string text;
+  std::vector<TokenOutput> tokens;  // the tokens whose text this delta completes
+  Usage usage;
+  Timing timing;
+};
+struct FinishedEvent {  // last; not sent when the call ends in an error
+  FinishReason reason = FinishReason::kMaxTokens;
+  std::string text;                 // released by the end: what was held for a stop string or a character
+  std::vector<TokenOutput> tokens;  // likewise
+  std::string matched_stop;         // kStopString
+  TokenId matched_token = -1;       // kStopToken, kEos
+  // Entry i scores prompt[i + 1]; [prompt - 1], or fewer when the time budget ended the call before that.
+  std::vector<TokenOutput> prompt_logprobs;
+  Usage usage;
+  Timing timing;
+};
+using Event = std::variant<AcceptedEvent, ProgressEvent, DeltaEvent, FinishedEvent>;
+
+// Shared by the call's reactor and the engine thread.
+class Generation {
+ public:
+  virtual ~Generation() = default;
+
+  // Any thread. The next event, neighbouring deltas merged into one; nullopt when there is none now.
+  virtual std::optional<Event> TakeEvent() = 0;
+  // Any thread. How the call ended, once it has ended and every event has been taken; nullopt before. OK
+  // after a FinishedEvent. Errors: CANCELLED, DEADLINE_EXCEEDED, INTERNAL (non-finite logits, device),
+  // UNAVAILABLE (shutdown), RESOURCE_EXHAUSTED (the reader was too slow for too long).
+  virtual std::optional<absl::Status> TakeEnd() = 0;
+  // Any thread, any number of times. The engine drops the sequence before its next step.
+  virtual void Cancel() = 0;
+  // Any thread. Tokens drawn so far, for the accounting of aborted calls.
+  virtual Usage usage() const = 0;
+};
+
+// Called on the delivery thread whenever a generation has events or its end to be taken; never twice at once
+// for one generation, never after it has returned from a call in which TakeEnd gave a value: the callback,
+// with all it holds, is destroyed then. May call into gRPC, must not block.
+using ReadyCallback = std::function<void(Generation&)>;
+
+}  // namespace efla
+
+#endif  // EFLA_SERVER_ENGINE_GENERATION_H_

@@ -1,0 +1,136 @@
+// Which sequences run, and what each of them feeds into the next step.
+//
+// Pure: no device, no thread, no clock. Time is passed in, and the same calls give the same steps.
+//
+// The rules:
+//  * Waiting sequences are admitted first come, first served, as long as there is a state slot and a place in
+//  the
+//    batch (max_running). A parked sequence keeps its slot and gives its place away; when its reader has
+//    caught up it takes the next free place, before any waiting sequence.
+//  * A step holds one token of every decoding sequence, and then pieces of prompts. The pieces share
+//    max(max_batch_tokens - decoding sequences, kChunkTokens) tokens: running streams bound what prompts may
+//    take, yet a prompt always advances. A step never exceeds max(max_batch_tokens, max_running +
+//    kChunkTokens) tokens.
+//  * A prompt is cut only on multiples of kChunkTokens from its start, so its arithmetic does not depend on
+//  how it
+//    was cut; its last piece may be ragged.
+//  * A prompt alone takes all it can. Where several are under way, the oldest has half of the whole chunks
+//  that fit
+//    (the odd chunk is its own every other step), and the others are dealt one chunk each in turn, the
+//    longest unserved first, until nothing fits; what is left goes to the oldest. So among n prompts each
+//    gets a chunk at least every 2 (n - 1) steps, and the oldest ends about as soon as if it were alone with
+//    half the budget.
+//  * A prompt to be scored needs a sample row a token; its pieces shrink, on the grid, to the rows that are
+//  left.
+#ifndef EFLA_SERVER_ENGINE_SCHEDULER_H_
+#define EFLA_SERVER_ENGINE_SCHEDULER_H_
+
+#include <chrono>
+#include <cstdint>
+#include <list>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "server/engine/generation.h"
+
+namespace efla {
+
+// What the scheduler knows of a sequence. The owner embeds it, sets the first group before Enqueue and keeps
+// the object alive and in place until the scheduler has let go of it (Remove, TakeExpired).
+struct Sequence {
+  int64_t prompt_tokens = 0;   // >= 1
+  bool scores_prompt = false;  // one sample row for every prompt token but the last
+  bool draws = true;           // one sample row on the last prompt token, then one a step
+  Clock::time_point submitted;
+  Clock::time_point expires =
+      Clock::time_point::max();  // the earlier of its deadline and its time budget's end
+
+  enum class Phase { kOutside, kWaiting, kPrefill, kDecode, kParked };
+  Phase phase = Phase::kOutside;
+  int64_t prompt_done = 0;  // prompt tokens in this and earlier steps
+  Clock::time_point parked_until =
+      Clock::time_point::max();          // kParked and not caught up: when its reader's time is up
+  uint64_t served_step = 0;              // the last step that held a piece of its prompt
+  int64_t step_tokens = 0;               // of its prompt, in the step being planned
+  std::list<Sequence*>::iterator place;  // in the waiting list
+};
+
+// One step. Reused between steps, so that planning does not allocate.
+struct StepPlan {
+  struct Piece {
+    Sequence* sequence;
+    int64_t begin;  // first prompt token, a multiple of kChunkTokens
+    int num_tokens;
+    bool last() const { return begin + num_tokens == sequence->prompt_tokens; }
+  };
+  std::vector<Sequence*> decode;
+  std::vector<Piece> prefill;  // oldest sequence first
+  int prefill_tokens = 0;
+  int sample_rows = 0;
+  bool empty() const { return decode.empty() && prefill.empty(); }
+};
+
+class Scheduler {
+ public:
+  struct Options {
+    int max_batch_tokens = 512;           // a positive multiple of kChunkTokens
+    int max_running = 32;                 // prefilling and decoding sequences
+    int max_samples = 512;                // sample rows a step; at least max_running + kChunkTokens
+    int max_queue = 256;                  // waiting sequences
+    int64_t max_queued_tokens = 1 << 22;  // their prompt tokens together
+  };
+
+  explicit Scheduler(const Options& options);
+
+  // Puts a sequence at the end of the queue. RESOURCE_EXHAUSTED, naming the bound, when it does not fit. A
+  // prompt longer than max_queued_tokens still fits into an empty queue.
+  absl::Status Enqueue(Sequence& sequence);
+
+  // Gives free places in the batch to caught-up and then to waiting sequences, the latter while `free_slots`
+  // last. Appends the newly admitted to `admitted`; each of them needs a slot before the next step.
+  void Admit(int free_slots, std::vector<Sequence*>& admitted);
+
+  // Plans the next step and counts its prompt tokens as done.
+  void Next(StepPlan& plan);
+
+  // kDecode only. The sequence leaves the batch until CatchUp, or expires at `until`.
+  void Park(Sequence& sequence, Clock::time_point until);
+  // kParked only. Its reader has caught up: it returns to the batch with the next Admit that has a place.
+  void CatchUp(Sequence& sequence);
+
+  // Lets go of a sequence in any phase.
+  void Remove(Sequence& sequence);
+  // Lets go of every sequence that `now` has passed, and appends it to `expired`.
+  void TakeExpired(Clock::time_point now, std::vector<Sequence*>& expired);
+  // No sequence expires before this; max() when none ever does.
+  Clock::time_point next_expiry() const { return next_expiry_; }
+
+  int waiting() const { return static_cast<int>(waiting_.size()); }
+  int running() const { return static_cast<int>(running_.size()); }
+  int parked() const { return static_cast<int>(parked_.size()); }
+  int64_t queued_tokens() const { return queued_tokens_; }
+  const Sequence* oldest_waiting() const { return waiting_.empty() ? nullptr : waiting_.front(); }
+
+ private:
+  // Adds up to `limit` more tokens of the prompt to the step, as the grid and the sample rows allow.
+  void Take(Sequence& sequence, int64_t limit);
+
+  const Options options_;
+  std::list<Sequence*> waiting_;
+  std::vector<Sequence*> running_;  // in the order of admission; returned ones at the end
+  std::vector<Sequence*> parked_;
+  int64_t queued_tokens_ = 0;
+  Clock::time_point next_expiry_ = Clock::time_point::max();
+  uint64_t step_ = 0;
+  bool odd_chunk_to_oldest_ = true;
+
+  // Of the step being planned.
+  int64_t tokens_left_ = 0;
+  int64_t rows_left_ = 0;
+  std::vector<Sequence*> prompts_;  // prefilling sequences, oldest first
+  std::vector<Sequence*> others_;   // all but the oldest, the longest unserved first
+};
+
+}  // namespace efla
+
+#endif  // EFLA_SERVER_ENGINE_SCHEDULER_H_

@@ -1,0 +1,175 @@
+#include "server/model_loader.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "kernels/create_device.h"
+#include "model/files.h"
+
+namespace efla {
+namespace {
+
+constexpr uint64_t kDummySeed = 1;
+constexpr int64_t kDefaultMaxTokens = 256;
+constexpr int64_t kMaxConfigBytes = 1 << 20;
+
+absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const Options& options) {
+  if (!options.preset.empty()) {
+    absl::StatusOr<ModelConfig> config = ModelConfig::Preset(options.preset);
+    if (!config.ok()) return config.status();
+    if (options.model_type) config->type = *options.model_type;
+    return Checkpoint::Random(*config, kDummySeed, options.dummy_dtype);
+  }
+  if (options.dummy_weights) {
+    absl::StatusOr<std::string> json = ReadFile(options.checkpoint + "/config.json", kMaxConfigBytes);
+    if (!json.ok()) return json.status();
+    absl::StatusOr<ModelConfig> config = ModelConfig::Parse(*json, options.model_type);
+    if (!config.ok()) return config.status();
+    return Checkpoint::Random(*config, kDummySeed, options.dummy_dtype);
+  }
+  return Checkpoint::Open(options.checkpoint, {.type_override = options.model_type});
+}
+
+absl::StatusOr<std::unique_ptr<const Tokenizer>> OpenTokenizer(const Options& options,
+                                                               const ModelConfig& config) {
+  if (options.checkpoint.empty()) return nullptr;
+  absl::StatusOr<std::unique_ptr<const Tokenizer>> tokenizer =
+      Tokenizer::Open(options.checkpoint + "/tokenizer.model");
+  if (absl::IsNotFound(tokenizer.status())) return nullptr;
+  if (tokenizer.ok() && (*tokenizer)->vocab_size() > config.vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("tokenizer.model has %d pieces; the model's vocabulary has %d",
+                        (*tokenizer)->vocab_size(), config.vocab_size));
+  }
+  return tokenizer;
+}
+
+// Slots that fit into a share of the free memory, up to what the kind of device can make use of.
+int DefaultStateSlots(const Device& device, const StateLayout& layout) {
+  const bool cpu = device.info().kind == "cpu";
+  const int most = cpu ? 64 : 512;
+  const double share = cpu ? 0.5 : 0.8;
+  const int64_t fitting =
+      static_cast<int64_t>(share * static_cast<double>(device.free_memory_bytes())) / layout.slot_bytes();
+  return static_cast<int>(std::clamp<int64_t>(fitting, 1, most));
+}
+
+int DefaultMaxRunning(const Device& device) { return device.info().kind == "cpu" ? 32 : 256; }
+
+const char* DTypeName(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "f32";
+    case DType::kF16:
+      return "f16";
+    case DType::kBF16:
+      return "bf16";
+  }
+  return "";
+}
+
+int LongestPiece(const Tokenizer& tokenizer) {
+  size_t longest = 0;
+  for (TokenId id = 0; id < tokenizer.vocab_size(); ++id) {
+    longest = std::max(longest, tokenizer.PieceBytes(id, /*at_start=*/false).size());
+  }
+  return static_cast<int>(longest);
+}
+
+ServedModel Describe(const Options& options, const LoadedModel& loaded) {
+  ServedModel served;
+  served.name = options.model_name;
+  served.config = &loaded.model->config();
+  served.tokenizer = loaded.tokenizer.get();
+  served.engine = loaded.engine.get();
+  served.limits.max_prompt_tokens = options.max_prompt_tokens;
+  served.limits.max_new_tokens = options.max_new_tokens;
+  served.limits.max_queue = options.max_queue;
+  const GenerationDefaults& defaults = loaded.checkpoint->defaults();
+  served.defaults.temperature = defaults.temperature.value_or(served.defaults.temperature);
+  served.defaults.top_k = defaults.top_k.value_or(served.defaults.top_k);
+  served.defaults.top_p = defaults.top_p.value_or(served.defaults.top_p);
+  served.defaults.min_p = defaults.min_p.value_or(served.defaults.min_p);
+  served.defaults.max_tokens = std::min(kDefaultMaxTokens, options.max_new_tokens);
+  if (loaded.tokenizer != nullptr) served.max_piece_bytes = LongestPiece(*loaded.tokenizer);
+  served.state_bytes = loaded.states->layout().state_bytes();
+  served.slot_bytes = loaded.states->layout().slot_bytes();
+  served.state_slots = loaded.states->counts().total;
+  served.device = loaded.device->info().kind;
+  if (auto embeddings = loaded.checkpoint->Find("model.embeddings.weight"); embeddings.ok()) {
+    served.weight_dtype = DTypeName(embeddings->dtype);
+  }
+  return served;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options, EngineObserver* observer,
+                                                       const Log& log) {
+  const auto begin = std::chrono::steady_clock::now();
+  auto loaded = std::make_unique<LoadedModel>();
+
+  auto device = CreateDevice({.kind = options.device, .threads = options.threads});
+  if (!device.ok()) return device.status();
+  loaded->device = *std::move(device);
+  log.Info("device", "device opened",
+           {{"kind", loaded->device->info().kind},
+            {"name", loaded->device->info().name},
+            {"free_bytes", loaded->device->free_memory_bytes()}});
+
+  auto checkpoint = OpenCheckpoint(options);
+  if (!checkpoint.ok()) return checkpoint.status();
+  loaded->checkpoint = *std::move(checkpoint);
+  const ModelConfig& config = loaded->checkpoint->config();
+
+  auto tokenizer = OpenTokenizer(options, config);
+  if (!tokenizer.ok()) return tokenizer.status();
+  loaded->tokenizer = *std::move(tokenizer);
+  if (loaded->tokenizer == nullptr) {
+    log.Warning("no_tokenizer", "there is no tokenizer.model; only token ids can be served");
+  }
+
+  int max_running = options.max_running > 0 ? options.max_running : DefaultMaxRunning(*loaded->device);
+  max_running = std::min(max_running, options.max_batch_tokens);
+  auto model = Model::Load(loaded->checkpoint, *loaded->device,
+                           {.max_tokens = options.max_batch_tokens,
+                            .max_decode = max_running,
+                            .max_samples = options.max_batch_tokens});
+  if (!model.ok()) return model.status();
+  loaded->model = *std::move(model);
+
+  const int slots = options.state_slots > 0 ? options.state_slots
+                                            : DefaultStateSlots(*loaded->device, StateLayout::Of(config));
+  auto states = StatePool::Create(*loaded->device, config, slots, options.debug_poison);
+  if (!states.ok()) return states.status();
+  loaded->states = *std::move(states);
+
+  const EngineOptions engine_options{.max_batch_tokens = options.max_batch_tokens,
+                                     .max_running = std::min(max_running, slots),
+                                     .max_queue = options.max_queue,
+                                     .max_prompt_tokens = options.max_prompt_tokens,
+                                     .max_new_tokens = options.max_new_tokens,
+                                     .slow_reader_timeout = options.slow_reader_timeout};
+  auto engine =
+      Engine::Start(*loaded->model, *loaded->states, loaded->tokenizer.get(), engine_options, observer);
+  if (!engine.ok()) return engine.status();
+  loaded->engine = *std::move(engine);
+
+  loaded->served = Describe(options, *loaded);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  log.Info("model_loaded", "model loaded",
+           {{"model", loaded->served.name},
+            {"type", ModelTypeName(config.type)},
+            {"parameters", config.parameter_count()},
+            {"dtype", loaded->served.weight_dtype},
+            {"weight_bytes", loaded->model->weight_bytes()},
+            {"state_slots", slots},
+            {"slot_bytes", loaded->served.slot_bytes},
+            {"max_running", engine_options.max_running},
+            {"seconds", seconds.count()}});
+  return loaded;
+}
+
+}  // namespace efla

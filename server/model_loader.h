@@ -1,0 +1,37 @@
+// From options to a running engine: device, checkpoint, weights, state pool, engine, in this order.
+#ifndef EFLA_SERVER_MODEL_LOADER_H_
+#define EFLA_SERVER_MODEL_LOADER_H_
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "kernels/device.h"
+#include "model/checkpoint.h"
+#include "model/model.h"
+#include "model/state_pool.h"
+#include "model/tokenizer.h"
+#include "server/engine/engine.h"
+#include "server/log.h"
+#include "server/options.h"
+#include "server/served_model.h"
+
+namespace efla {
+
+// Owns what ServedModel views; each member outlives those below it.
+struct LoadedModel {
+  std::unique_ptr<Device> device;
+  std::shared_ptr<const Checkpoint> checkpoint;
+  std::unique_ptr<const Tokenizer> tokenizer;  // null: the checkpoint has none
+  std::unique_ptr<Model> model;
+  std::unique_ptr<StatePool> states;
+  std::unique_ptr<Engine> engine;
+  ServedModel served;
+};
+
+// Takes seconds to minutes. `observer` must outlive the engine.
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options, EngineObserver* observer,
+                                                       const Log& log);
+
+}  // namespace efla
+
+#endif  // EFLA_SERVER_MODEL_LOADER_H_

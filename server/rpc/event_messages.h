@@ -1,0 +1,38 @@
+// From the engine's events to messages.
+#ifndef EFLA_SERVER_RPC_EVENT_MESSAGES_H_
+#define EFLA_SERVER_RPC_EVENT_MESSAGES_H_
+
+#include <span>
+#include <string>
+
+#include "efla/v1/generation.pb.h"
+#include "model/tokenizer.h"
+#include "server/engine/generation.h"
+
+namespace efla {
+
+// What events do not carry.
+struct ReplyContext {
+  std::string request_id;
+  std::string model;
+  const Tokenizer* tokenizer = nullptr;  // null: tokens have no bytes
+  bool logprobs = false;
+  uint64_t seed = 0;
+};
+
+// One event as the stream's next message; text is moved out of the event.
+void FillResponse(const ReplyContext& context, Event& event, v1::GenerateResponse& message);
+
+// Adds an event to a reply that holds the whole answer.
+void AppendEvent(const ReplyContext& context, Event& event, v1::CompleteResponse& message);
+
+// `finished` is that of a request with prompt_logprobs for `prompt`.
+void FillScore(const ReplyContext& context, std::span<const TokenId> prompt, const FinishedEvent& finished,
+               v1::ScoreResponse& message);
+
+// As in messages: "FINISH_REASON_EOS".
+v1::FinishReason ToProto(FinishReason reason);
+
+}  // namespace efla
+
+#endif  // EFLA_SERVER_RPC_EVENT_MESSAGES_H_

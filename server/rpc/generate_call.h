@@ -1,0 +1,38 @@
+// Generate: a generation as a stream.
+#ifndef EFLA_SERVER_RPC_GENERATE_CALL_H_
+#define EFLA_SERVER_RPC_GENERATE_CALL_H_
+
+#include <grpcpp/support/server_callback.h>
+
+#include <atomic>
+
+#include "efla/v1/generation.pb.h"
+#include "server/rpc/engine_call.h"
+
+namespace efla {
+
+// One write is under way at most; while it is, the generation merges what comes. Deletes itself.
+class GenerateCall : public grpc::ServerWriteReactor<v1::GenerateResponse>, private EngineCall {
+ public:
+  GenerateCall(RpcEnvironment& environment, grpc::CallbackServerContext& context,
+               const v1::GenerateRequest& request);
+
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override { Cancel(); }
+  void OnDone() override;
+
+ private:
+  ~GenerateCall() override = default;
+  absl::StatusOr<GenerationRequest> Prepare(const ServedModel& model) override;
+  void OnReady(Generation& generation) override;
+  void End(grpc::Status status) override { Finish(std::move(status)); }
+
+  const v1::GenerateRequest& request_;  // gRPC's, until OnDone
+  v1::GenerateResponse message_;        // the one being written
+  std::atomic<bool> writing_ = false;
+  std::atomic<bool> reader_gone_ = false;  // a write failed: what comes is dropped until the generation ends
+};
+
+}  // namespace efla
+
+#endif  // EFLA_SERVER_RPC_GENERATE_CALL_H_

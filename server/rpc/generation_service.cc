@@ -1,0 +1,26 @@
+#include "server/rpc/generation_service.h"
+
+#include "server/rpc/complete_call.h"
+#include "server/rpc/generate_call.h"
+#include "server/rpc/score_call.h"
+
+namespace efla {
+
+grpc::ServerWriteReactor<v1::GenerateResponse>* GenerationService::Generate(
+    grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
+  return new GenerateCall(environment_, *context, *request);
+}
+
+grpc::ServerUnaryReactor* GenerationService::Complete(grpc::CallbackServerContext* context,
+                                                      const v1::GenerateRequest* request,
+                                                      v1::CompleteResponse* response) {
+  return new CompleteCall(environment_, *context, *request, *response);
+}
+
+grpc::ServerUnaryReactor* GenerationService::Score(grpc::CallbackServerContext* context,
+                                                   const v1::ScoreRequest* request,
+                                                   v1::ScoreResponse* response) {
+  return new ScoreCall(environment_, *context, *request, *response);
+}
+
+}  // namespace efla

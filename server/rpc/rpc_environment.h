@@ -1,0 +1,21 @@
+// What every call needs from the server. Outlives all calls.
+#ifndef EFLA_SERVER_RPC_RPC_ENVIRONMENT_H_
+#define EFLA_SERVER_RPC_RPC_ENVIRONMENT_H_
+
+#include "server/log.h"
+#include "server/metrics.h"
+#include "server/rpc/worker_pool.h"
+#include "server/serving_state.h"
+
+namespace efla {
+
+struct RpcEnvironment {
+  const ServingState& state;
+  WorkerPool& workers;
+  Metrics& metrics;
+  const Log& log;
+};
+
+}  // namespace efla
+
+#endif  // EFLA_SERVER_RPC_RPC_ENVIRONMENT_H_

@@ -1,0 +1,43 @@
+#include "server/rpc/score_call.h"
+
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "server/rpc/request_validation.h"
+
+namespace efla {
+
+ScoreCall::ScoreCall(RpcEnvironment& environment, grpc::CallbackServerContext& context,
+                     const v1::ScoreRequest& request, v1::ScoreResponse& response)
+    : EngineCall(environment, RpcMethod::kScore, context), request_(request), response_(response) {
+  Start(request.ByteSizeLong());
+}
+
+absl::StatusOr<GenerationRequest> ScoreCall::Prepare(const ServedModel& model) {
+  absl::StatusOr<GenerationRequest> request = ToScoringRequest(request_, model);
+  if (request.ok()) prompt_ = request->prompt;
+  return request;
+}
+
+void ScoreCall::OnReady(Generation& generation) {
+  while (std::optional<Event> event = generation.TakeEvent()) {
+    Note(*event);
+    if (auto* finished = std::get_if<FinishedEvent>(&*event)) finished_ = std::move(*finished);
+  }
+  const std::optional<absl::Status> end = generation.TakeEnd();
+  if (!end) return;
+  if (!end->ok()) return EndAs(*end);
+  // Making a message of a long prompt's scores would hold up every stream.
+  environment().workers.Post(prompt_.size() * sizeof(v1::TokenLogprob), [this] {
+    FillScore(reply_context(), prompt_, finished_, response_);
+    EndAs(absl::OkStatus());
+  });
+}
+
+void ScoreCall::OnDone() {
+  RecordEnd();
+  delete this;
+}
+
+}  // namespace efla

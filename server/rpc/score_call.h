@@ -1,0 +1,37 @@
+// Score: log-probabilities of a given text.
+#ifndef EFLA_SERVER_RPC_SCORE_CALL_H_
+#define EFLA_SERVER_RPC_SCORE_CALL_H_
+
+#include <grpcpp/support/server_callback.h>
+
+#include <vector>
+
+#include "efla/v1/generation.pb.h"
+#include "server/rpc/engine_call.h"
+
+namespace efla {
+
+// Deletes itself.
+class ScoreCall : public grpc::ServerUnaryReactor, private EngineCall {
+ public:
+  ScoreCall(RpcEnvironment& environment, grpc::CallbackServerContext& context,
+            const v1::ScoreRequest& request, v1::ScoreResponse& response);
+
+  void OnCancel() override { Cancel(); }
+  void OnDone() override;
+
+ private:
+  ~ScoreCall() override = default;
+  absl::StatusOr<GenerationRequest> Prepare(const ServedModel& model) override;
+  void OnReady(Generation& generation) override;
+  void End(grpc::Status status) override { Finish(std::move(status)); }
+
+  const v1::ScoreRequest& request_;  // gRPC's, like the response, until OnDone
+  v1::ScoreResponse& response_;
+  std::vector<TokenId> prompt_;
+  FinishedEvent finished_;
+};
+
+}  // namespace efla
+
+#endif  // EFLA_SERVER_RPC_SCORE_CALL_H_

@@ -1,0 +1,96 @@
+#include "server/options.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace efla {
+namespace {
+
+std::variant<Options, ExitStatus> Parse(std::vector<const char*> flags) {
+  flags.insert(flags.begin(), "efla_server");
+  return ParseOptions(static_cast<int>(flags.size()), flags.data());
+}
+
+Options Good(const std::vector<const char*>& flags) {
+  std::variant<Options, ExitStatus> parsed = Parse(flags);
+  EXPECT_TRUE(std::holds_alternative<Options>(parsed));
+  return std::holds_alternative<Options>(parsed) ? std::get<Options>(parsed) : Options{};
+}
+
+// The one line on stderr.
+std::string Refusal(const std::vector<const char*>& flags) {
+  testing::internal::CaptureStderr();
+  const std::variant<Options, ExitStatus> parsed = Parse(flags);
+  const std::string line = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(std::holds_alternative<ExitStatus>(parsed));
+  if (std::holds_alternative<ExitStatus>(parsed)) EXPECT_EQ(std::get<ExitStatus>(parsed).code, 2);
+  EXPECT_EQ(line.find('\n'), line.size() - 1) << line;
+  return line;
+}
+
+TEST(OptionsTest, DirectoryNamesTheModel) {
+  EXPECT_EQ(Good({"--checkpoint", "/models/efla-340m"}).model_name, "efla-340m");
+  EXPECT_EQ(Good({"--checkpoint", "/models/efla-340m/"}).model_name, "efla-340m");
+  EXPECT_EQ(Good({"--checkpoint", "/models/x", "--model-name", "mine"}).model_name, "mine");
+  EXPECT_EQ(Good({"--load-format", "dummy", "--preset", "340m"}).model_name, "340m");
+}
+
+TEST(OptionsTest, TypedValues) {
+  const Options options =
+      Good({"--checkpoint=c", "--listen=[::1]:0", "--admin=127.0.0.1:1", "--drain-timeout=1.5",
+            "--model-type=gated_efla", "--log-format=json", "--max-message-mib=3", "--debug-poison"});
+  EXPECT_EQ(options.listen.host, "::1");
+  EXPECT_EQ(options.listen.ToString(), "[::1]:0");
+  EXPECT_EQ(options.admin.port, 1);
+  EXPECT_EQ(options.drain_timeout.count(), 1500);
+  EXPECT_EQ(options.model_type, ModelType::kGatedEfla);
+  EXPECT_EQ(options.log_format, LogFormat::kJson);
+  EXPECT_EQ(options.max_message_bytes, 3 << 20);
+  EXPECT_TRUE(options.debug_poison);
+}
+
+TEST(OptionsTest, FileBeatsEnvironmentAndFlagBeatsFile) {
+  const std::string file = testing::TempDir() + "/efla_options_test.toml";
+  std::ofstream(file) << "checkpoint = \"/from/file\"\nmax-queue = 7\n";
+  setenv("EFLA_SERVER_MAX_QUEUE", "5", 1);
+  setenv("EFLA_SERVER_MAX_RUNNING", "6", 1);
+  const Options options = Good({"--config", file.c_str()});
+  EXPECT_EQ(options.checkpoint, "/from/file");
+  EXPECT_EQ(options.max_queue, 7);
+  EXPECT_EQ(options.max_running, 6);
+  EXPECT_EQ(Good({"--config", file.c_str(), "--max-queue=9"}).max_queue, 9);
+  EXPECT_EQ(Good({"--checkpoint=c"}).max_queue, 5);
+  std::ofstream(file) << "max-qeue = 7\n";
+  EXPECT_NE(Refusal({"--config", file.c_str(), "--checkpoint=c"}).find("max-qeue"), std::string::npos);
+  unsetenv("EFLA_SERVER_MAX_QUEUE");
+  unsetenv("EFLA_SERVER_MAX_RUNNING");
+  std::filesystem::remove(file);
+}
+
+TEST(OptionsTest, BadValuesAreNamedInOneLine) {
+  EXPECT_NE(Refusal({}).find("--checkpoint"), std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--max-queue=0"}).find("--max-queue"), std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--max-batch-tokens=100"}).find("multiple of 64"), std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--listen=here"}).find("HOST:PORT"), std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--device=tpu"}).find("--device"), std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--nonsense"}).find("--nonsense"), std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--preset=340m"}).find("--preset"), std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--state-slots=4", "--max-running=5"}).find("--state-slots is 4"),
+            std::string::npos);
+}
+
+TEST(ListenAddressTest, RefusesWhatIsNotHostAndPort) {
+  for (const char* text :
+       {"", ":", "host", "host:", ":80", "host:-1", "host:65536", "host:1x", "a:b:1", "[]:1"}) {
+    EXPECT_FALSE(ListenAddress::Parse(text).ok()) << text;
+  }
+  EXPECT_EQ(ListenAddress::Parse("0.0.0.0:50051")->port, 50051);
+}
+
+}  // namespace
+}  // namespace efla

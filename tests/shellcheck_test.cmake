@@ -1,0 +1,12 @@
+# Checks every shell script with shellcheck.
+cmake_minimum_required(VERSION 3.25)
+include(${CMAKE_CURRENT_LIST_DIR}/source_files.cmake)
+if(NOT SHELLCHECK)
+  message("SKIPPED: shellcheck is not installed")
+  return()
+endif()
+source_files(files "*.sh" ".ci/run")
+if(NOT files)
+  message(FATAL_ERROR "no scripts found under ${ROOT}")
+endif()
+execute_process(COMMAND ${SHELLCHECK} ${files} WORKING_DIRECTORY ${ROOT} COMMAND_ERROR_IS_FATAL ANY)
