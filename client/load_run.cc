@@ -22,13 +22,27 @@ using Seconds = std::chrono::duration<double>;
 
 constexpr Seconds kProgressInterval{1.0};
 
-// One request in flight. Its callbacks run on gRPC's threads, one at a time.
+class Stream;
+
+// Told of each stream's end, on a thread of gRPC's.
+class EndListener {
+ public:
+  virtual void OnEnd(Stream* stream) = 0;
+
+ protected:
+  ~EndListener() = default;
+};
+
+// One request in flight. Its callbacks run on gRPC's threads, one at a time; the last of them tells the
+// listener. It must not be freed there: its context may hold the last reference to the channel, which then
+// waits for that thread.
 class Stream : public grpc::ClientReadReactor<v1::GenerateResponse> {
  public:
   Stream(v1::GenerateRequest request, SteadyClock::time_point start, std::atomic<uint64_t>& chunks,
-         std::function<void(Stream*)> on_end)
-      : request_(std::move(request)), start_(start), chunks_(chunks), on_end_(std::move(on_end)) {}
+         EndListener& listener)
+      : request_(std::move(request)), start_(start), chunks_(chunks), listener_(listener) {}
 
+  // Without `due`, it is due now.
   void Send(v1::Generation::Stub& stub, std::optional<double> due,
             std::optional<std::chrono::milliseconds> timeout) {
     if (timeout) context_.set_deadline(std::chrono::system_clock::now() + *timeout);
@@ -39,7 +53,7 @@ class Stream : public grpc::ClientReadReactor<v1::GenerateResponse> {
     StartCall();
   }
   void Cancel() { context_.TryCancel(); }
-  RequestRecord TakeRecord() { return std::move(record_); }
+  const RequestRecord& record() const { return record_; }  // once it has ended
 
   void OnReadDone(bool ok) override {
     if (!ok) return;
@@ -67,7 +81,7 @@ class Stream : public grpc::ClientReadReactor<v1::GenerateResponse> {
       record_.error = absl::StatusCodeToString(end.code());
       record_.error_message = std::string(end.message());
     }
-    on_end_(this);  // frees this
+    listener_.OnEnd(this);  // the last touch of this object
   }
 
  private:
@@ -76,14 +90,14 @@ class Stream : public grpc::ClientReadReactor<v1::GenerateResponse> {
   const v1::GenerateRequest request_;
   const SteadyClock::time_point start_;
   std::atomic<uint64_t>& chunks_;
-  const std::function<void(Stream*)> on_end_;
+  EndListener& listener_;
   grpc::ClientContext context_;
   v1::GenerateResponse event_;
   RequestRecord record_;
   bool finished_ = false;
 };
 
-class LoadRun {
+class LoadRun final : public EndListener {
  public:
   LoadRun(v1::Generation::Stub& stub, const LoadPlan& plan, std::stop_token stop,
           const std::function<void(const LoadProgress&)>& on_progress)
@@ -92,42 +106,42 @@ class LoadRun {
   std::vector<RequestRecord> Run() {
     SendAll();
     auto none_in_flight = [this] { return in_flight_.empty(); };
-    std::unique_lock lock(mutex_);
-    if (!Wait(lock, SteadyClock::time_point::max(), none_in_flight)) {
-      CancelAll(lock);
+    if (!Wait(SteadyClock::time_point::max(), none_in_flight)) {
+      CancelAll();
+      std::unique_lock lock(mutex_);
       ended_.wait(lock, none_in_flight);
     }
+    TakeEnded();
     return std::move(records_);
   }
 
  private:
   void SendAll() {
-    std::mt19937_64 arrivals(plan_.seed);
-    std::exponential_distribution<double> gap(plan_.requests_per_second > 0 ? plan_.requests_per_second : 1);
+    const bool open_loop = plan_.requests_per_second > 0;
     const double limit =
         plan_.duration_seconds > 0 ? plan_.duration_seconds : std::numeric_limits<double>::infinity();
+    std::mt19937_64 arrivals(plan_.seed);
+    std::exponential_distribution<double> gap(open_loop ? plan_.requests_per_second : 1);
     double due = 0;
     for (uint64_t i = 0; plan_.requests == 0 || i < plan_.requests; ++i) {
-      auto stream =
-          std::make_shared<Stream>(MakeRequest(i), start_, chunks_, [this](Stream* s) { OnEnd(s); });
-      const bool open_loop = plan_.requests_per_second > 0;
-      {
-        std::unique_lock lock(mutex_);
-        if (open_loop) {
-          due += gap(arrivals);
-          if (due >= limit) return;
-          Wait(lock, start_ + std::chrono::duration_cast<SteadyClock::duration>(Seconds(due)),
-               [] { return false; });
-        } else {
-          Wait(lock, SteadyClock::time_point::max(),
-               [this] { return in_flight_.size() < static_cast<size_t>(plan_.concurrency); });
-          if (Seconds(SteadyClock::now() - start_).count() >= limit) return;
-        }
-        if (stop_.stop_requested()) return;
-        in_flight_.emplace(stream.get(), stream);
-        ++sent_;
+      auto stream = std::make_unique<Stream>(MakeRequest(i), start_, chunks_, *this);
+      if (open_loop) {
+        due += gap(arrivals);
+        if (due >= limit) return;
+        Wait(start_ + std::chrono::duration_cast<SteadyClock::duration>(Seconds(due)), [] { return false; });
+      } else {
+        Wait(SteadyClock::time_point::max(),
+             [this] { return in_flight_.size() < static_cast<size_t>(plan_.concurrency); });
+        if (Seconds(SteadyClock::now() - start_).count() >= limit) return;
       }
-      stream->Send(stub_, open_loop ? std::optional(due) : std::nullopt, plan_.timeout);
+      if (stop_.stop_requested()) return;
+      Stream& sent = *stream;
+      {
+        std::lock_guard lock(mutex_);
+        in_flight_.emplace(stream.get(), std::move(stream));
+      }
+      ++sent_;
+      sent.Send(stub_, open_loop ? std::optional(due) : std::nullopt, plan_.timeout);
     }
   }
 
@@ -146,20 +160,24 @@ class LoadRun {
     return request;
   }
 
-  // Waits for the predicate until the time given, reporting progress meanwhile. False when a stop came first
-  // or the time passed.
+  // Waits for the predicate (called with the lock held) until the time given, freeing what has ended and
+  // reporting progress meanwhile. False when a stop came first or the time passed.
   template <typename Predicate>
-  bool Wait(std::unique_lock<std::mutex>& lock, SteadyClock::time_point until, Predicate predicate) {
+  bool Wait(SteadyClock::time_point until, Predicate predicate) {
     for (;;) {
-      SteadyClock::time_point wake = std::min(until, next_progress_);
-      if (ended_.wait_until(lock, stop_, wake, predicate)) return true;
-      if (stop_.stop_requested()) return false;
+      bool reached = false;
+      {
+        std::unique_lock lock(mutex_);
+        reached = ended_.wait_until(lock, stop_, std::min(until, next_progress_), predicate);
+      }
+      TakeEnded();
       SteadyClock::time_point now = SteadyClock::now();
       if (now >= next_progress_) {
         next_progress_ = now + std::chrono::duration_cast<SteadyClock::duration>(kProgressInterval);
         ReportProgress();
       }
-      if (now >= until) return false;
+      if (reached) return true;
+      if (stop_.stop_requested() || now >= until) return false;
     }
   }
 
@@ -174,23 +192,32 @@ class LoadRun {
     on_progress_(progress);
   }
 
-  // TryCancel may run OnEnd on this thread, so the lock is let go of; the copies keep the streams alive.
-  void CancelAll(std::unique_lock<std::mutex>& lock) {
-    std::vector<std::shared_ptr<Stream>> streams;
-    for (const auto& [key, stream] : in_flight_) streams.push_back(stream);
-    lock.unlock();
-    for (const std::shared_ptr<Stream>& stream : streams) stream->Cancel();
-    streams.clear();
-    lock.lock();
+  // TryCancel may run OnEnd on this thread, so the lock is not held; only this thread frees streams.
+  void CancelAll() {
+    std::vector<Stream*> streams;
+    {
+      std::lock_guard lock(mutex_);
+      for (const auto& [stream, owner] : in_flight_) streams.push_back(stream);
+    }
+    for (Stream* stream : streams) stream->Cancel();
   }
 
-  void OnEnd(Stream* stream) {
-    std::shared_ptr<Stream> last_use;
+  void TakeEnded() {
+    std::vector<std::unique_ptr<Stream>> streams;
+    {
+      std::lock_guard lock(mutex_);
+      streams.swap(ended_streams_);
+    }
+    for (const std::unique_ptr<Stream>& stream : streams) {
+      records_.push_back(stream->record());
+      failed_ += !records_.back().error.empty();
+    }
+  }
+
+  void OnEnd(Stream* stream) override {
     std::lock_guard lock(mutex_);
-    records_.push_back(stream->TakeRecord());
-    if (!records_.back().error.empty()) ++failed_;
     auto found = in_flight_.find(stream);
-    last_use = std::move(found->second);
+    ended_streams_.push_back(std::move(found->second));
     in_flight_.erase(found);
     ended_.notify_all();
   }
@@ -200,16 +227,19 @@ class LoadRun {
   const std::stop_token stop_;
   const std::function<void(const LoadProgress&)>& on_progress_;
   const SteadyClock::time_point start_ = SteadyClock::now();
-  SteadyClock::time_point next_progress_ =
-      start_ + std::chrono::duration_cast<SteadyClock::duration>(kProgressInterval);
   std::atomic<uint64_t> chunks_ = 0;
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable_any ended_;
-  std::unordered_map<Stream*, std::shared_ptr<Stream>> in_flight_;
+  // Of the thread that calls Run.
+  SteadyClock::time_point next_progress_ =
+      start_ + std::chrono::duration_cast<SteadyClock::duration>(kProgressInterval);
   std::vector<RequestRecord> records_;
   uint64_t sent_ = 0;
   uint64_t failed_ = 0;
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable_any ended_;
+  std::unordered_map<Stream*, std::unique_ptr<Stream>> in_flight_;
+  std::vector<std::unique_ptr<Stream>> ended_streams_;
 };
 
 }  // namespace

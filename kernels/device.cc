@@ -1,6 +1,7 @@
 #include "kernels/device.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 #include <vector>
 

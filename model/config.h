@@ -24,8 +24,8 @@ struct ModelConfig {
   int64_t intermediate_size = 0;
   int num_layers = 0;
   int num_heads = 0;
-  int d_k = 0;  // key and query width of a head
-  int d_v = 0;  // value width of a head
+  int d_k = 0;        // key and query width of a head
+  int d_v = 0;        // value width of a head
   int conv_size = 4;  // taps of the short convolutions; 0 when the model has none
   bool use_beta = true;
   bool use_gate = false;

@@ -29,8 +29,8 @@ class Tokenizer {
   virtual absl::StatusOr<std::vector<TokenId>> EncodeContinuation(std::string_view text,
                                                                   bool parse_special) const = 0;
   // The exact bytes that `id` adds to a text: a byte-fallback piece is one byte, the space mark is a space, a
-  // control token is empty, and so is an id outside the vocabulary. `at_start` drops the dummy-prefix space of
-  // a text's first piece.
+  // control token and an id outside the vocabulary are empty. `at_start` drops the dummy-prefix space of a
+  // text's first piece.
   virtual std::string_view PieceBytes(TokenId id, bool at_start) const = 0;
   // All ids' bytes joined, invalid UTF-8 replaced by U+FFFD: equal to what a TextStream over the ids emits.
   std::string Decode(std::span<const TokenId> ids) const;

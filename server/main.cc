@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <future>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
@@ -140,7 +139,7 @@ class Server {
 
   // False when the engine failed.
   bool ServeUntilSignal() {
-    std::optional<Clock::time_point> failed_at;
+    Clock::time_point healthy_at = Clock::now();
     Clock::time_point moved_at = Clock::now();  // when the engine last made a step or had none to make
     uint64_t steps = 0;
     while (!signals_.Wait(kWatchInterval)) {
@@ -162,11 +161,8 @@ class Server {
                      stalled ? "the engine has made no step for too long" : "the device failed");
         }
       }
-      if (healthy) {
-        failed_at.reset();
-      } else if (!failed_at) {
-        failed_at = now;
-      } else if (now - *failed_at > kFailedEngineGrace) {
+      if (healthy) healthy_at = now;
+      if (now - healthy_at > kFailedEngineGrace) {
         log_.Error("stopped", "ending, since the engine has failed");
         // The device may hang: no orderly end can be relied on.
         std::_Exit(EXIT_FAILURE);

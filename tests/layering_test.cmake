@@ -30,7 +30,7 @@ only_in([[^prometheus/]]              [[^(server/[a-z_]*metrics|server/admin_htt
 only_in([[^(civetweb|CivetServer)]]   [[^server/admin_http]])
 only_in([[^sentencepiece]]            [[^model/sentencepiece_adapter\.]])
 only_in([[^(cuda|cublas|cub/|nvtx|cooperative_groups|mma\.h)]]  [[^kernels/cuda/]])
-only_in([[^hwy/]]                     [[^(kernels|model)/]])
+only_in([[^hwy/]]                     [[^(kernels|model|tests/kernels)/]])
 only_in([[^CLI/]]                     [[^(server/options\.cc$|client/|model/efla_checkpoint\.cc$|tests/bench/)]])
 only_in([[^spdlog/]]                  [[^server/log\.cc$]])
 only_in([[^nlohmann/]]                [[^(model|client|server|tests)/]])

@@ -51,4 +51,6 @@ if(EFLA_RPC)
   target_link_libraries(efla_rpc_packages INTERFACE
     -Wl,-Bstatic ${rpc_archives} -Wl,-Bdynamic -Wl,--exclude-libs,${rpc_hidden}
     OpenSSL::SSL OpenSSL::Crypto ZLIB::ZLIB Threads::Threads)
+  # What our own files instantiate of protobuf's templates is hidden likewise.
+  target_compile_options(efla_rpc_packages INTERFACE -fvisibility=hidden -fvisibility-inlines-hidden)
 endif()

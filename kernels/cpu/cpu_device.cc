@@ -21,7 +21,6 @@ namespace {
 
 // Logits of at most this many rows are held at once; a step with more is sampled in turns.
 constexpr int kLogitRows = 64;
-constexpr int kMaxConvSize = 64;
 constexpr size_t kScratchPad = 64;  // floats: keeps threads out of each other's cache lines
 
 size_t RoundUp(size_t count, size_t multiple) { return (count + multiple - 1) / multiple * multiple; }

@@ -13,6 +13,9 @@
 
 namespace efla {
 
+// Widest short convolution that the chunkwise form has room for.
+inline constexpr int kMaxConvSize = 64;
+
 // Floats that each thread needs to mix heads of such a layer.
 size_t RecurrentScratchFloats(const MixLayer& layer);
 size_t ChunkScratchFloats(const MixLayer& layer);

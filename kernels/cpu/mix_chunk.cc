@@ -27,8 +27,6 @@
 #define EFLA_MIX_CHUNK_ONCE
 namespace efla {
 
-constexpr int kMaxConvSize = 64;
-
 struct ChunkTask {
   const MixLayer* layer;
   int head;

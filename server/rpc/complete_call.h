@@ -2,6 +2,7 @@
 #ifndef EFLA_SERVER_RPC_COMPLETE_CALL_H_
 #define EFLA_SERVER_RPC_COMPLETE_CALL_H_
 
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include "efla/v1/generation.pb.h"
@@ -13,7 +14,7 @@ namespace efla {
 class CompleteCall : public grpc::ServerUnaryReactor, private EngineCall {
  public:
   CompleteCall(RpcEnvironment& environment, grpc::CallbackServerContext& context,
-               const v1::GenerateRequest& request, v1::CompleteResponse& response);
+               const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
 
   void OnCancel() override { Cancel(); }
   void OnDone() override;
@@ -24,8 +25,9 @@ class CompleteCall : public grpc::ServerUnaryReactor, private EngineCall {
   void OnReady(Generation& generation) override;
   void End(grpc::Status status) override { Finish(std::move(status)); }
 
-  const v1::GenerateRequest& request_;  // gRPC's, like the response, until OnDone
-  v1::CompleteResponse& response_;
+  const grpc::ByteBuffer& request_;  // gRPC's, like the response, until OnDone
+  grpc::ByteBuffer& response_;
+  v1::CompleteResponse message_;
 };
 
 }  // namespace efla

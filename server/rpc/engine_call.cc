@@ -83,7 +83,11 @@ absl::Status WithEndDetails(absl::Status status) {
 }  // namespace
 
 EngineCall::EngineCall(RpcEnvironment& environment, RpcMethod method, grpc::CallbackServerContext& context)
-    : environment_(environment), method_(method), context_(context), deadline_(DeadlineOf(context)) {
+    : environment_(environment),
+      method_(method),
+      context_(context),
+      deadline_(DeadlineOf(context)),
+      peer_(context.peer()) {
   environment_.metrics.OnCallStarted(method_);
 }
 
@@ -171,6 +175,11 @@ void EngineCall::Deliver() {
   engine_->Deliver(generation);
 }
 
+void EngineCall::NoteRequestId(const std::string& request_id) {
+  constexpr size_t kMaxLoggedBytes = 256;  // a longer one is about to be refused
+  reply_context_.request_id = request_id.substr(0, kMaxLoggedBytes);
+}
+
 void EngineCall::Note(const Event& event) {
   if (const auto* accepted = std::get_if<AcceptedEvent>(&event)) {
     timing_.queue_us = accepted->queue_us;
@@ -213,7 +222,7 @@ void EngineCall::RecordEnd() {
        {"prefill_ms", to_ms(timing_.prefill_us)},
        {"first_token_ms", to_ms(timing_.first_token_us)},
        {"total_ms", total.count()},
-       {"peer", context_.peer()}});
+       {"peer", peer_}});
 }
 
 }  // namespace efla

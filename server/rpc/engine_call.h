@@ -41,7 +41,8 @@ class EngineCall {
   void Cancel();
   // Has OnReady called again: a write has ended.
   void Deliver();
-  // Keeps what logs need from an event that is about to be sent.
+  // Keeps what logs need: of the request, even if it is refused, and of an event that is about to be sent.
+  void NoteRequestId(const std::string& request_id);
   void Note(const Event& event);
   // Ends the call as the generation ended.
   void EndAs(const absl::Status& status);
@@ -71,6 +72,7 @@ class EngineCall {
   grpc::CallbackServerContext& context_;
   const Clock::time_point begin_ = Clock::now();
   const std::optional<Clock::time_point> deadline_;
+  const std::string peer_;  // gRPC forgets it when the connection is gone
   ReplyContext reply_context_;
 
   std::mutex mutex_;

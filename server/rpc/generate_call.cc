@@ -5,17 +5,21 @@
 #include <variant>
 
 #include "server/rpc/request_validation.h"
+#include "server/rpc/wire.h"
 
 namespace efla {
 
 GenerateCall::GenerateCall(RpcEnvironment& environment, grpc::CallbackServerContext& context,
-                           const v1::GenerateRequest& request)
+                           const grpc::ByteBuffer& request)
     : EngineCall(environment, RpcMethod::kGenerate, context), request_(request) {
-  Start(request.ByteSizeLong());
+  Start(request.Length());
 }
 
 absl::StatusOr<GenerationRequest> GenerateCall::Prepare(const ServedModel& model) {
-  return ToGenerationRequest(request_, model, ReplyKind::kStream);
+  v1::GenerateRequest request;
+  if (absl::Status status = ParseRequest(request_, request); !status.ok()) return status;
+  NoteRequestId(request.request_id());
+  return ToGenerationRequest(request, model, ReplyKind::kStream);
 }
 
 void GenerateCall::OnReady(Generation& generation) {
@@ -25,15 +29,16 @@ void GenerateCall::OnReady(Generation& generation) {
     if (reader_gone_) continue;
     const bool is_last = std::holds_alternative<FinishedEvent>(*event);
     FillResponse(reply_context(), *event, message_);
+    SerializeReply(message_, message_bytes_);
     if (is_last) {
       if (const std::optional<absl::Status> end = generation.TakeEnd()) {  // message and status in one go
         NoteEnd(*end);
-        StartWriteAndFinish(&message_, grpc::WriteOptions(), grpc::Status::OK);
+        StartWriteAndFinish(&message_bytes_, grpc::WriteOptions(), grpc::Status::OK);
         return;
       }
     }
     writing_ = true;
-    StartWrite(&message_);
+    StartWrite(&message_bytes_);
     return;
   }
   if (const std::optional<absl::Status> end = generation.TakeEnd()) {

@@ -2,6 +2,7 @@
 #ifndef EFLA_SERVER_RPC_GENERATE_CALL_H_
 #define EFLA_SERVER_RPC_GENERATE_CALL_H_
 
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <atomic>
@@ -12,10 +13,10 @@
 namespace efla {
 
 // One write is under way at most; while it is, the generation merges what comes. Deletes itself.
-class GenerateCall : public grpc::ServerWriteReactor<v1::GenerateResponse>, private EngineCall {
+class GenerateCall : public grpc::ServerWriteReactor<grpc::ByteBuffer>, private EngineCall {
  public:
   GenerateCall(RpcEnvironment& environment, grpc::CallbackServerContext& context,
-               const v1::GenerateRequest& request);
+               const grpc::ByteBuffer& request);
 
   void OnWriteDone(bool ok) override;
   void OnCancel() override { Cancel(); }
@@ -27,8 +28,9 @@ class GenerateCall : public grpc::ServerWriteReactor<v1::GenerateResponse>, priv
   void OnReady(Generation& generation) override;
   void End(grpc::Status status) override { Finish(std::move(status)); }
 
-  const v1::GenerateRequest& request_;  // gRPC's, until OnDone
-  v1::GenerateResponse message_;        // the one being written
+  const grpc::ByteBuffer& request_;  // gRPC's, until OnDone
+  v1::GenerateResponse message_;
+  grpc::ByteBuffer message_bytes_;  // being written
   std::atomic<bool> writing_ = false;
   std::atomic<bool> reader_gone_ = false;  // a write failed: what comes is dropped until the generation ends
 };

@@ -6,20 +6,20 @@
 
 namespace efla {
 
-grpc::ServerWriteReactor<v1::GenerateResponse>* GenerationService::Generate(
-    grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* GenerationService::Generate(grpc::CallbackServerContext* context,
+                                                                        const grpc::ByteBuffer* request) {
   return new GenerateCall(environment_, *context, *request);
 }
 
 grpc::ServerUnaryReactor* GenerationService::Complete(grpc::CallbackServerContext* context,
-                                                      const v1::GenerateRequest* request,
-                                                      v1::CompleteResponse* response) {
+                                                      const grpc::ByteBuffer* request,
+                                                      grpc::ByteBuffer* response) {
   return new CompleteCall(environment_, *context, *request, *response);
 }
 
 grpc::ServerUnaryReactor* GenerationService::Score(grpc::CallbackServerContext* context,
-                                                   const v1::ScoreRequest* request,
-                                                   v1::ScoreResponse* response) {
+                                                   const grpc::ByteBuffer* request,
+                                                   grpc::ByteBuffer* response) {
   return new ScoreCall(environment_, *context, *request, *response);
 }
 

@@ -6,17 +6,19 @@
 
 namespace efla {
 
-// efla.v1.Generation: one reactor a call.
-class GenerationService : public v1::Generation::CallbackService {
+// efla.v1.Generation: one reactor a call, which parses and serialises by itself (wire.h).
+class GenerationService
+    : public v1::Generation::WithRawCallbackMethod_Generate<v1::Generation::WithRawCallbackMethod_Complete<
+          v1::Generation::WithRawCallbackMethod_Score<v1::Generation::Service>>> {
  public:
   explicit GenerationService(RpcEnvironment& environment) : environment_(environment) {}
 
-  grpc::ServerWriteReactor<v1::GenerateResponse>* Generate(grpc::CallbackServerContext* context,
-                                                           const v1::GenerateRequest* request) override;
-  grpc::ServerUnaryReactor* Complete(grpc::CallbackServerContext* context, const v1::GenerateRequest* request,
-                                     v1::CompleteResponse* response) override;
-  grpc::ServerUnaryReactor* Score(grpc::CallbackServerContext* context, const v1::ScoreRequest* request,
-                                  v1::ScoreResponse* response) override;
+  grpc::ServerWriteReactor<grpc::ByteBuffer>* Generate(grpc::CallbackServerContext* context,
+                                                       const grpc::ByteBuffer* request) override;
+  grpc::ServerUnaryReactor* Complete(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Score(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                  grpc::ByteBuffer* response) override;
 
  private:
   RpcEnvironment& environment_;

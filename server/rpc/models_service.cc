@@ -1,20 +1,21 @@
 #include "server/rpc/models_service.h"
 
+#include <chrono>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
 #include "server/rpc/request_validation.h"
 #include "server/rpc/status.h"
 #include "server/rpc/unknown_fields.h"
+#include "server/rpc/wire.h"
 
 namespace efla {
 namespace {
 
 constexpr std::chrono::milliseconds kRetry{1000};
 
-void Describe(const ServedModel& model, v1::Model& message) {
+absl::Status DoGetModel(const v1::GetModelRequest&, const ServedModel& model, v1::Model& message) {
   const ModelConfig& config = *model.config;
   message.set_name(model.name);
   message.set_model_type(std::string(ModelTypeName(config.type)));
@@ -47,12 +48,7 @@ void Describe(const ServedModel& model, v1::Model& message) {
   defaults.set_top_p(model.defaults.top_p);
   defaults.set_min_p(model.defaults.min_p);
   defaults.set_max_tokens(static_cast<uint32_t>(model.defaults.max_tokens));
-}
-
-absl::Status CheckRequest(const google::protobuf::Message& request, const std::string& name,
-                          const ServedModel& model) {
-  if (absl::Status status = CheckNoUnknownFields(request); !status.ok()) return status;
-  return CheckModelName(name, model);
+  return absl::OkStatus();
 }
 
 absl::Status CheckTokenCount(std::string_view field, int64_t tokens, const ServedModel& model) {
@@ -63,7 +59,6 @@ absl::Status CheckTokenCount(std::string_view field, int64_t tokens, const Serve
 
 absl::Status DoTokenize(const v1::TokenizeRequest& request, const ServedModel& model,
                         v1::TokenizeResponse& response) {
-  if (absl::Status status = CheckRequest(request, request.model(), model); !status.ok()) return status;
   if (absl::Status status = CheckTokenizer("text", model); !status.ok()) return status;
   absl::StatusOr<std::vector<TokenId>> ids =
       model.tokenizer->Encode(request.text(), request.parse_special_tokens());
@@ -83,7 +78,6 @@ absl::Status DoTokenize(const v1::TokenizeRequest& request, const ServedModel& m
 
 absl::Status DoDetokenize(const v1::DetokenizeRequest& request, const ServedModel& model,
                           v1::DetokenizeResponse& response) {
-  if (absl::Status status = CheckRequest(request, request.model(), model); !status.ok()) return status;
   if (absl::Status status = CheckTokenizer("Detokenize", model); !status.ok()) return status;
   absl::Status status = CheckTokenCount("token_ids", request.token_ids_size(), model);
   if (!status.ok()) return status;
@@ -104,9 +98,11 @@ absl::Status DoDetokenize(const v1::DetokenizeRequest& request, const ServedMode
 
 }  // namespace
 
-grpc::ServerUnaryReactor* ModelsService::Answer(grpc::CallbackServerContext& context, RpcMethod method,
-                                                size_t bytes,
-                                                std::function<absl::Status(const ServedModel&)> answer) {
+template <typename Request, typename Response>
+grpc::ServerUnaryReactor* ModelsService::Answer(RpcMethod method, grpc::CallbackServerContext& context,
+                                                const grpc::ByteBuffer& request, grpc::ByteBuffer& response,
+                                                absl::Status (*answer)(const Request&, const ServedModel&,
+                                                                       Response&)) {
   grpc::ServerUnaryReactor* const reactor = context.DefaultReactor();
   environment_.metrics.OnCallStarted(method);
   const auto end = [this, reactor, method, &context](const absl::Status& status) {
@@ -116,37 +112,40 @@ grpc::ServerUnaryReactor* ModelsService::Answer(grpc::CallbackServerContext& con
   const ServedModel* model = environment_.state.model();
   if (model == nullptr) {
     end(WithRetry(WithReason(absl::UnavailableError("the model is being loaded"), "MODEL_LOADING"), kRetry));
-  } else if (!environment_.workers.TryPost(
-                 bytes, [end, model, answer = std::move(answer)] { end(answer(*model)); })) {
+    return reactor;
+  }
+  const auto job = [=, &request, &response] {
+    Request message;
+    Response reply;
+    absl::Status status = ParseRequest(request, message);
+    if (status.ok()) status = CheckNoUnknownFields(message);
+    if (status.ok()) status = CheckModelName(message.model(), *model);
+    if (status.ok()) status = answer(message, *model, reply);
+    if (status.ok()) SerializeReply(reply, response);
+    end(status);
+  };
+  if (!environment_.workers.TryPost(request.Length(), job)) {
     end(WithRetry(WithReason(absl::ResourceExhaustedError("too many requests wait"), "QUEUE_FULL"), kRetry));
   }
   return reactor;
 }
 
 grpc::ServerUnaryReactor* ModelsService::GetModel(grpc::CallbackServerContext* context,
-                                                  const v1::GetModelRequest* request, v1::Model* response) {
-  return Answer(*context, RpcMethod::kGetModel, request->ByteSizeLong(),
-                [request, response](const ServedModel& model) {
-                  absl::Status status = CheckRequest(*request, request->model(), model);
-                  if (status.ok()) Describe(model, *response);
-                  return status;
-                });
+                                                  const grpc::ByteBuffer* request,
+                                                  grpc::ByteBuffer* response) {
+  return Answer(RpcMethod::kGetModel, *context, *request, *response, DoGetModel);
 }
 
 grpc::ServerUnaryReactor* ModelsService::Tokenize(grpc::CallbackServerContext* context,
-                                                  const v1::TokenizeRequest* request,
-                                                  v1::TokenizeResponse* response) {
-  return Answer(
-      *context, RpcMethod::kTokenize, request->ByteSizeLong(),
-      [request, response](const ServedModel& model) { return DoTokenize(*request, model, *response); });
+                                                  const grpc::ByteBuffer* request,
+                                                  grpc::ByteBuffer* response) {
+  return Answer(RpcMethod::kTokenize, *context, *request, *response, DoTokenize);
 }
 
 grpc::ServerUnaryReactor* ModelsService::Detokenize(grpc::CallbackServerContext* context,
-                                                    const v1::DetokenizeRequest* request,
-                                                    v1::DetokenizeResponse* response) {
-  return Answer(
-      *context, RpcMethod::kDetokenize, request->ByteSizeLong(),
-      [request, response](const ServedModel& model) { return DoDetokenize(*request, model, *response); });
+                                                    const grpc::ByteBuffer* request,
+                                                    grpc::ByteBuffer* response) {
+  return Answer(RpcMethod::kDetokenize, *context, *request, *response, DoDetokenize);
 }
 
 }  // namespace efla

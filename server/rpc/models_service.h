@@ -1,9 +1,6 @@
 #ifndef EFLA_SERVER_RPC_MODELS_SERVICE_H_
 #define EFLA_SERVER_RPC_MODELS_SERVICE_H_
 
-#include <cstddef>
-#include <functional>
-
 #include "absl/status/status.h"
 #include "efla/v1/models.grpc.pb.h"
 #include "server/rpc/rpc_environment.h"
@@ -11,22 +8,25 @@
 namespace efla {
 
 // efla.v1.Models: answered by the workers, without the engine.
-class ModelsService : public v1::Models::CallbackService {
+class ModelsService
+    : public v1::Models::WithRawCallbackMethod_GetModel<v1::Models::WithRawCallbackMethod_Tokenize<
+          v1::Models::WithRawCallbackMethod_Detokenize<v1::Models::Service>>> {
  public:
   explicit ModelsService(RpcEnvironment& environment) : environment_(environment) {}
 
-  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context, const v1::GetModelRequest* request,
-                                     v1::Model* response) override;
-  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
-                                     v1::TokenizeResponse* response) override;
-  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context,
-                                       const v1::DetokenizeRequest* request,
-                                       v1::DetokenizeResponse* response) override;
+  grpc::ServerUnaryReactor* GetModel(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                     grpc::ByteBuffer* response) override;
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context, const grpc::ByteBuffer* request,
+                                       grpc::ByteBuffer* response) override;
 
  private:
-  // Has a worker run `answer`, and counts the call.
-  grpc::ServerUnaryReactor* Answer(grpc::CallbackServerContext& context, RpcMethod method, size_t bytes,
-                                   std::function<absl::Status(const ServedModel&)> answer);
+  // Has a worker parse the request, run `answer` and serialise the reply; counts the call.
+  template <typename Request, typename Response>
+  grpc::ServerUnaryReactor* Answer(RpcMethod method, grpc::CallbackServerContext& context,
+                                   const grpc::ByteBuffer& request, grpc::ByteBuffer& response,
+                                   absl::Status (*answer)(const Request&, const ServedModel&, Response&));
 
   RpcEnvironment& environment_;
 };

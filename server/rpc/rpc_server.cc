@@ -1,5 +1,6 @@
 #include "server/rpc/rpc_server.h"
 
+#include <google/protobuf/stubs/logging.h>
 #include <grpc/support/log.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/grpcpp.h>
@@ -25,16 +26,24 @@ constexpr int kMaxStreamsPerConnection = 10'000;
 constexpr size_t kPreparationSlack = 1024;
 constexpr size_t kMaxPreparationBytes = size_t{256} << 20;
 
-// gRPC's own messages go where ours go. Its hook takes no context.
-std::atomic<const Log*> grpc_log = nullptr;
+// gRPC's and protobuf's own messages go where ours go. Their hooks take no context.
+std::atomic<const Log*> library_log = nullptr;
 
 void WriteGrpcLog(gpr_log_func_args* args) {
-  const Log* log = grpc_log.load();
+  const Log* log = library_log.load();
   if (log == nullptr) return;
   const LogLevel level = args->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kWarning
                          : args->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo
                                                                    : LogLevel::kDebug;
   log->Write(level, "grpc", args->message, {{"file", args->file}, {"line", args->line}});
+}
+
+void WriteProtobufLog(google::protobuf::LogLevel level, const char* file, int line,
+                      const std::string& message) {
+  const Log* log = library_log.load();
+  if (log == nullptr) return;
+  log->Write(level >= google::protobuf::LOGLEVEL_ERROR ? LogLevel::kWarning : LogLevel::kInfo, "protobuf",
+             message, {{"file", file}, {"line", line}});
 }
 
 class RpcServerImpl : public RpcServer {
@@ -47,13 +56,14 @@ class RpcServerImpl : public RpcServer {
         generation_(environment_),
         models_(environment_),
         address_(options.listen) {
-    grpc_log = &log;
+    library_log = &log;
     gpr_set_log_function(WriteGrpcLog);
+    google::protobuf::SetLogHandler(WriteProtobufLog);
   }
 
   ~RpcServerImpl() override {
     if (server_ != nullptr) Shutdown(std::chrono::milliseconds(0));
-    grpc_log = nullptr;
+    library_log = nullptr;
   }
 
   absl::Status Listen(const RpcServerOptions& options) {

@@ -5,17 +5,21 @@
 #include <variant>
 
 #include "server/rpc/request_validation.h"
+#include "server/rpc/wire.h"
 
 namespace efla {
 
 ScoreCall::ScoreCall(RpcEnvironment& environment, grpc::CallbackServerContext& context,
-                     const v1::ScoreRequest& request, v1::ScoreResponse& response)
+                     const grpc::ByteBuffer& request, grpc::ByteBuffer& response)
     : EngineCall(environment, RpcMethod::kScore, context), request_(request), response_(response) {
-  Start(request.ByteSizeLong());
+  Start(request.Length());
 }
 
 absl::StatusOr<GenerationRequest> ScoreCall::Prepare(const ServedModel& model) {
-  absl::StatusOr<GenerationRequest> request = ToScoringRequest(request_, model);
+  v1::ScoreRequest message;
+  if (absl::Status status = ParseRequest(request_, message); !status.ok()) return status;
+  NoteRequestId(message.request_id());
+  absl::StatusOr<GenerationRequest> request = ToScoringRequest(message, model);
   if (request.ok()) prompt_ = request->prompt;
   return request;
 }
@@ -30,7 +34,9 @@ void ScoreCall::OnReady(Generation& generation) {
   if (!end->ok()) return EndAs(*end);
   // Making a message of a long prompt's scores would hold up every stream.
   environment().workers.Post(prompt_.size() * sizeof(v1::TokenLogprob), [this] {
-    FillScore(reply_context(), prompt_, finished_, response_);
+    v1::ScoreResponse message;
+    FillScore(reply_context(), prompt_, finished_, message);
+    SerializeReply(message, response_);
     EndAs(absl::OkStatus());
   });
 }

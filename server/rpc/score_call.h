@@ -2,6 +2,7 @@
 #ifndef EFLA_SERVER_RPC_SCORE_CALL_H_
 #define EFLA_SERVER_RPC_SCORE_CALL_H_
 
+#include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
 #include <vector>
@@ -15,7 +16,7 @@ namespace efla {
 class ScoreCall : public grpc::ServerUnaryReactor, private EngineCall {
  public:
   ScoreCall(RpcEnvironment& environment, grpc::CallbackServerContext& context,
-            const v1::ScoreRequest& request, v1::ScoreResponse& response);
+            const grpc::ByteBuffer& request, grpc::ByteBuffer& response);
 
   void OnCancel() override { Cancel(); }
   void OnDone() override;
@@ -26,8 +27,8 @@ class ScoreCall : public grpc::ServerUnaryReactor, private EngineCall {
   void OnReady(Generation& generation) override;
   void End(grpc::Status status) override { Finish(std::move(status)); }
 
-  const v1::ScoreRequest& request_;  // gRPC's, like the response, until OnDone
-  v1::ScoreResponse& response_;
+  const grpc::ByteBuffer& request_;  // gRPC's, like the response, until OnDone
+  grpc::ByteBuffer& response_;
   std::vector<TokenId> prompt_;
   FinishedEvent finished_;
 };

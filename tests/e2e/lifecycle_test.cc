@@ -147,7 +147,7 @@ TEST_F(LifecycleTest, SigtermLetsRunningStreamsFinishAndRefusesNewOnes) {
   const grpc::Status end = running.Join();
   EXPECT_TRUE(end.ok()) << ToString(end);
   EXPECT_GT(running.num_events(), events_at_signal) << "the stream went on after the signal";
-  EXPECT_EQ(server_->Terminate(), 0);
+  EXPECT_EQ(server_->WaitForExit(), 0);
 }
 
 TEST_F(LifecycleTest, AnIdleServerEndsAtOnce) {

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <regex>
@@ -154,15 +155,15 @@ ProgramResult RunProgram(const std::vector<std::string>& command, milliseconds t
 
 std::vector<std::string> ServerProcess::Command(const std::filesystem::path& checkpoint,
                                                 const std::vector<std::string>& flags) {
-  std::vector<std::string> command = {ProgramPath("efla_server"),
-                                      "--checkpoint",
-                                      checkpoint.string(),
-                                      "--listen",
-                                      "127.0.0.1:0",
-                                      "--admin",
-                                      "127.0.0.1:0",
-                                      "--device",
-                                      TestDevice()};
+  std::vector<std::string> command = {ProgramPath("efla_server")};
+  const std::pair<const char*, std::string> kDefaults[] = {{"--checkpoint", checkpoint.string()},
+                                                           {"--listen", "127.0.0.1:0"},
+                                                           {"--admin", "127.0.0.1:0"},
+                                                           {"--device", TestDevice()}};
+  for (const auto& [name, value] : kDefaults) {
+    if (std::find(flags.begin(), flags.end(), name) == flags.end())
+      command.insert(command.end(), {name, value});
+  }
   command.insert(command.end(), flags.begin(), flags.end());
   return command;
 }
@@ -217,8 +218,12 @@ std::shared_ptr<grpc::Channel> ServerProcess::NewChannel(const std::string& serv
 }
 
 std::optional<int> ServerProcess::Terminate(milliseconds timeout) {
-  terminated_ = true;
   process_.Signal(SIGTERM);
+  return WaitForExit(timeout);
+}
+
+std::optional<int> ServerProcess::WaitForExit(milliseconds timeout) {
+  terminated_ = true;
   return process_.WaitForExit(timeout);
 }
 

@@ -80,7 +80,8 @@ ProgramResult RunProgram(const std::vector<std::string>& command, milliseconds t
 // sanitizer, fails the test when this object goes.
 class ServerProcess {
  public:
-  // The command line: the checkpoint, ports 0, the test's device, then `flags`.
+  // The command line: the checkpoint, ports 0 and the test's device where `flags` say nothing else, then
+  // `flags`.
   static std::vector<std::string> Command(const std::filesystem::path& checkpoint,
                                           const std::vector<std::string>& flags);
   // Null, and a test failure with what the server wrote, when it does not become ready.
@@ -96,7 +97,9 @@ class ServerProcess {
 
   // A channel with a connection of its own. `service_config` is JSON; empty: none.
   std::shared_ptr<grpc::Channel> NewChannel(const std::string& service_config = "") const;
-  // SIGTERM, then the exit status; the test's end no longer minds that the server is gone.
+  // The exit status; from here on the server may be gone.
+  std::optional<int> WaitForExit(milliseconds timeout = seconds(30));
+  // The same after a SIGTERM.
   std::optional<int> Terminate(milliseconds timeout = seconds(30));
 
  private:

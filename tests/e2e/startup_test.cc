@@ -215,8 +215,7 @@ TEST_F(StartupTest, BadFlagsAreNamed) {
       {"--threads", "-2"},          {"--log-level", "loud"},
   };
   for (const std::vector<std::string>& flag : kFlags) {
-    std::vector<std::string> words = {flag[0]};
-    ExpectRefused(flag[0] + " " + flag[1], words, flag);
+    ExpectRefused(flag[0] + " " + flag[1], flag, flag);
   }
   const ProgramResult bare = RunProgram({ProgramPath("efla_server")});
   EXPECT_GT(bare.exit_status, 0);

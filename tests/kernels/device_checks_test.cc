@@ -6,6 +6,15 @@
 namespace efla {
 namespace {
 
+StepInput Prompts(std::span<const TokenId> tokens, std::span<const Segment> segments) {
+  return {.tokens = tokens,
+          .num_decode = 0,
+          .decode_read_slot = {},
+          .decode_write_slot = {},
+          .segments = segments,
+          .samples = {}};
+}
+
 class DeviceChecksDeathTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -34,15 +43,14 @@ TEST_F(DeviceChecksDeathTest, SegmentsMustCoverTheTokensInOrder) {
   const std::vector<Segment> gap = {{0, 1, 0, 1}, {2, 1, 0, 2}}, overrun = {{0, 4, 0, 1}},
                              empty = {{0, 0, 0, 1}};
   for (const auto& segments : {gap, overrun, empty}) {
-    EXPECT_DEATH(device_->BeginStep({.tokens = tokens_, .segments = segments}), "broken contract: .*segment");
+    EXPECT_DEATH(device_->BeginStep(Prompts(tokens_, segments)), "broken contract: .*segment");
   }
-  EXPECT_DEATH(device_->BeginStep({.tokens = tokens_, .segments = {}}),
-               "broken contract: next_token == num_tokens");
+  EXPECT_DEATH(device_->BeginStep(Prompts(tokens_, {})), "broken contract: next_token == num_tokens");
 }
 
 TEST_F(DeviceChecksDeathTest, SlotZeroIsNeverWritten) {
   const std::vector<Segment> segments = {{0, 3, 0, 0}};
-  EXPECT_DEATH(device_->BeginStep({.tokens = tokens_, .segments = segments}), "write_slot > 0");
+  EXPECT_DEATH(device_->BeginStep(Prompts(tokens_, segments)), "write_slot > 0");
 }
 
 TEST_F(DeviceChecksDeathTest, TokensMustBeInTheTable) {
@@ -51,7 +59,7 @@ TEST_F(DeviceChecksDeathTest, TokensMustBeInTheTable) {
   const std::unique_ptr<Matrix> matrix = device_->LoadMatrix({&table.host, 1}, MatrixUse::kEmbedding, status);
   std::vector<float> x(3 * 8);
   const std::vector<Segment> segments = {{0, 3, 0, 1}};
-  device_->BeginStep({.tokens = tokens_, .segments = segments});
+  device_->BeginStep(Prompts(tokens_, segments));
   EXPECT_DEATH(device_->Embed({.table = matrix.get(), .x = x.data()}), "max_token < args.table->rows");
 }
 
@@ -63,7 +71,7 @@ TEST_F(DeviceChecksDeathTest, OperationsBelongToAStep) {
 TEST_F(DeviceChecksDeathTest, StepsKeepThePreparedLimits) {
   const std::vector<TokenId> many(9, 0);
   const std::vector<Segment> segments = {{0, 9, 0, 1}};
-  EXPECT_DEATH(device_->BeginStep({.tokens = many, .segments = segments}), "max_tokens");
+  EXPECT_DEATH(device_->BeginStep(Prompts(many, segments)), "max_tokens");
 }
 
 TEST(PrepareTest, RefusesAConvolutionThatTheCpuDoesNotTake) {

@@ -92,8 +92,9 @@ TEST_P(StabilityTest, StateStaysBoundedForRawKeysOfAnySize) {
     }
     if (begin + count >= next_line || begin + count == kTokens) {
       const reference::MixState chunk = bench.StateOf(bench.ReadSlot(1));
-      std::printf("%8d  %12.4g  %12.4g  %14.3g  %12.4g\n", begin + count, Norm(exact.recurrent), greatest,
-                  RelativeDistance(chunk.recurrent, exact.recurrent), Norm(ToDouble(euler)));
+      std::printf("%8d  %12.4g  %12.4g  %14.3g  %12s\n", begin + count, Norm(exact.recurrent), greatest,
+                  RelativeDistance(chunk.recurrent, exact.recurrent),
+                  euler_overflow >= 0 ? "overflow" : std::to_string(Norm(ToDouble(euler))).c_str());
       next_line = std::max(next_line * 4, begin + count + 1);
     }
   }

@@ -272,7 +272,7 @@ TEST(EngineTest, TimeBudgetEndsNormallyWithTheTokensSoFar) {
 class EngineTextTest : public testing::Test {
  protected:
   EngineTextTest()
-      : rig({.checkpoint = "model/demo", .tokenizer = true}),
+      : rig({.checkpoint = "model/demo", .tokenizer = true, .engine = {.now = clock.function()}}),
         prompt(rig.tokenizer->Encode("Once upon a time there was", false).value()) {
     prompt.insert(prompt.begin(), rig.tokenizer->bos_id());
     plain = rig.Run(Greedy(prompt, 40));
@@ -285,6 +285,7 @@ class EngineTextTest : public testing::Test {
   }
   std::string PieceOf(TokenId id) const { return std::string(rig.tokenizer->PieceBytes(id, false)); }
 
+  ManualClock clock;
   EngineRig rig;
   std::vector<TokenId> prompt;
   Result plain;  // the greedy continuation without a stop
@@ -391,12 +392,12 @@ TEST(EngineTest, StopStringThatSpellsAControlTokenIsAStopToken) {
 TEST_F(EngineTextTest, TextSoFarIsFlushedWhenTheTimeBudgetEnds) {
   rig.device.Hold();
   GenerationRequest request = Greedy(prompt, 40);
-  request.time_budget = std::chrono::milliseconds(30);
+  request.time_budget = seconds(30);
   request.stopping.stop = {plain.text.substr(0, 3) + "#"};  // holds back the first token's text
   const auto reader = Reader::Make();
   const auto generation = rig.Submit(request, reader);
   rig.device.AwaitStep();
-  std::this_thread::sleep_for(std::chrono::milliseconds(31));
+  clock.Advance(seconds(30));
   rig.device.Open();
   const Result result = reader->Wait();
   EXPECT_EQ(result.finished->reason, FinishReason::kTimeBudget);
@@ -666,7 +667,7 @@ TEST(EngineTest, IdleEngineWakesForADeadline) {
   options.engine.max_undelivered_tokens = 1;
   EngineRig rig(options);
   GenerationRequest request = Greedy(SomePrompt(5), 100);
-  request.deadline = Clock::now() + milliseconds(50);
+  request.deadline = Clock::now() + milliseconds(100);
   const auto reader = Reader::Make(/*paused=*/true);
   const auto generation = rig.Submit(request, reader);
   while (rig.counter.all_ends() == 0) std::this_thread::yield();  // nothing but the deadline wakes the engine
