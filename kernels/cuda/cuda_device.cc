@@ -147,7 +147,7 @@ void CudaDevice::FillBytes(void* memory, uint8_t value, size_t bytes) {
 
 void CudaDevice::WriteActivations(void* act, std::span<const float> values) {
   Activate();
-  FixAct(ActType::kF16);
+  act_fixed_ = true;
   GpuMemory floats;
   Note("activations", floats.Allocate(values.size_bytes()));
   if (!error_.ok()) return;
@@ -164,11 +164,6 @@ void CudaDevice::ReadActivations(std::span<float> values, const void* act) {
   Note("activations", LaunchToFloat(context_, act, static_cast<int64_t>(values.size()), floats.get<float>()));
   CopyToHost(values.data(), floats.get(), values.size_bytes());
   Note("activations", cudaStreamSynchronize(context_.stream));
-}
-
-void CudaDevice::FixAct(ActType act) {
-  if (!act_fixed_) context_.act = act;
-  act_fixed_ = true;
 }
 
 std::unique_ptr<Matrix> CudaDevice::LoadMatrix(std::span<const HostMatrix> parts, MatrixUse use,
@@ -190,7 +185,9 @@ std::unique_ptr<Matrix> CudaDevice::LoadMatrix(std::span<const HostMatrix> parts
                                                 std::to_string(kColumnMultiple)};
     return nullptr;
   }
-  if (!embedding) FixAct(dtype == DType::kBF16 ? ActType::kBF16 : ActType::kF16);
+  // A BF16 weight beyond F16's range makes the device a BF16 one, as long as nothing is kept in F16 yet.
+  const bool may_choose = !embedding && !act_fixed_ && dtype == DType::kBF16;
+  if (!embedding) act_fixed_ = true;
   const DType stored = embedding ? dtype : context_.act == ActType::kBF16 ? DType::kBF16 : DType::kF16;
   const int64_t stored_rows = gate_up ? GroupedRows(parts[0].rows) : rows;
   const size_t stored_bytes = static_cast<size_t>(stored_rows) * cols * ByteSize(stored);
@@ -236,10 +233,15 @@ std::unique_ptr<Matrix> CudaDevice::LoadMatrix(std::span<const HostMatrix> parts
                                                     cudaMemcpyDeviceToHost, context_.stream));
   }
   if (status.ok()) status = CudaStatus("a weight", cudaStreamSynchronize(context_.stream));
+  if (status.ok() && unrepresentable > 0 && may_choose) {
+    matrix.reset();
+    context_.act = ActType::kBF16;
+    return LoadMatrix(parts, use, status);
+  }
   if (status.ok() && unrepresentable > 0) {
     status = {DeviceStatus::Code::kInvalid,
               std::to_string(unrepresentable) + " values of a weight are beyond 65504, the largest of the F16 that the "
-                                                "CUDA device keeps F32 and F16 weights in"};
+                                                "CUDA device keeps weights in"};
   }
   if (!status.ok()) return nullptr;
   return matrix;
@@ -330,11 +332,16 @@ DeviceStatus CudaDevice::Synchronize() {
 
 StepOutput CudaDevice::output() const {
   const size_t rows = static_cast<size_t>(num_results_);
-  return {.rows = {results_, rows}, .top = {top_, rows * kMaxTopLogprobs}};
+  return {.rows = {results_, rows}, .top = {top_, static_cast<size_t>(arrays_.num_top())}};
 }
 
 DeviceStatus CudaDevice::ReadLogits(std::span<float> logits) {
-  EFLA_CHECK(static_cast<int64_t>(logits.size()) == num_results_ * limits_.vocab_size);
+  Activate();
+  const int64_t held = num_results_ * limits_.vocab_size;
+  if (held == 0 || static_cast<int64_t>(logits.size()) != held) {
+    return {DeviceStatus::Code::kInvalid, "logits of " + std::to_string(logits.size()) + " floats asked for; " +
+                                              std::to_string(held) + " are kept"};
+  }
   CopyToHost(logits.data(), logits_.get(), logits.size_bytes());
   return Synchronize();
 }
@@ -626,6 +633,7 @@ void CudaDevice::DoHead(const HeadArgs& args) {
                                            .vocab_size = static_cast<int>(head.rows()),
                                            .rows = arrays_.samples(),
                                            .results = results_,
+                                           .top_begin = arrays_.top_begin(),
                                            .top = top_}));
 }
 

@@ -17,7 +17,7 @@ enum class ActType : uint8_t { kF16, kBF16 };
 
 struct LaunchContext {
   cudaStream_t stream = nullptr;
-  ActType act = ActType::kBF16;
+  ActType act = ActType::kF16;
   bool overlap = false;        // programmatic dependent launch: start before the predecessor's end
   bool clusters = false;       // the device has thread block clusters (compute capability 9.0)
   int multiprocessors = 1;
@@ -148,7 +148,8 @@ struct SampleParams {
   int vocab_size = 0;
   const SampleRow* rows = nullptr;
   SampleResult* results = nullptr;      // [rows]; host memory that the device can write
-  TokenLogprob* top = nullptr;          // [rows, kMaxTopLogprobs], likewise
+  const int32_t* top_begin = nullptr;   // [rows] where each row's alternatives start in `top`
+  TokenLogprob* top = nullptr;          // likewise host memory
 };
 cudaError_t LaunchSample(const LaunchContext& context, const SampleParams& params);
 

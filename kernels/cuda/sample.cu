@@ -6,7 +6,7 @@
 //   min-p  keeps those of at least min_p times the best one's probability;
 //   draw   inverts the cumulative distribution of what is kept, in the order of ids, at CounterUniform(seed, position).
 //
-// Shapes: logits float32 [rows, vocab]; results [rows], top [rows, kMaxTopLogprobs], in host memory.
+// Shapes: logits float32 [rows, vocab]; results [rows] and top [sum of num_top] in host memory.
 // A block owns one row. Nothing is sorted: a cut is found by bisection over the logits' bits, each step one pass that
 // counts (or weighs) what lies above, over the row in shared memory where it fits there. Sums run in double, in an order
 // that depends on the vocabulary's size alone. Bytes: 4 vocab a row.
@@ -285,8 +285,8 @@ __global__ __launch_bounds__(kThreads, 1) void SampleKernel(SampleParams params)
     best = rank > best ? rank : best;
   }
   const bool all_finite = __syncthreads_and(finite) != 0;
-  TokenLogprob* top = params.top + static_cast<int64_t>(index) * kMaxTopLogprobs;
-  const int top_begin = index * kMaxTopLogprobs;
+  const int top_begin = params.top_begin[index];
+  TokenLogprob* top = params.top + top_begin;
   if (!all_finite) {
     const float nan = __uint_as_float(0x7fc00000u);
     if (threadIdx.x < sample.num_top) top[threadIdx.x] = {-1, nan};

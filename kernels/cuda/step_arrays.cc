@@ -23,6 +23,7 @@ cudaError_t StepArrays::Allocate(int max_tokens, int max_decode, int max_samples
   read_slot_ = place(max_decode, sizeof(int32_t));
   write_slot_ = place(max_decode, sizeof(int32_t));
   sample_token_row_ = place(max_samples, sizeof(int32_t));
+  top_begin_ = place(max_samples, sizeof(int32_t));
   tokens_ = place(max_tokens, sizeof(int32_t));
   samples_ = place(max_samples, sizeof(SampleRow));
   // As many segments, and chunks, as tokens at the most.
@@ -52,9 +53,13 @@ void StepArrays::Fill(const StepInput& input, int padded_decode, int padded_samp
   copy_padded(input.tokens, At<int32_t>(staging_, tokens_), padded_decode);
   SampleRow* samples = At<SampleRow>(staging_, samples_);
   int32_t* sample_token_row = At<int32_t>(staging_, sample_token_row_);
+  int32_t* top_begin = At<int32_t>(staging_, top_begin_);
+  num_top_ = 0;
   for (int i = 0; i < padded_samples; ++i) {
     samples[i] = i < num_samples ? input.samples[i] : SampleRow{};
     sample_token_row[i] = samples[i].token_row;
+    top_begin[i] = num_top_;
+    num_top_ += samples[i].num_top;
   }
   used_bytes_ = samples_ + padded_samples * sizeof(SampleRow);
 

@@ -35,11 +35,15 @@ class StepArrays {
   // Copies what Fill wrote.
   cudaError_t Upload(cudaStream_t stream) const;
 
+  // Alternatives that the sample rows of the last Fill ask for, together.
+  int num_top() const { return num_top_; }
+
   const int32_t* num_decode() const { return At<int32_t>(device_, 0); }
   const int32_t* num_samples() const { return At<int32_t>(device_, 0) + 1; }
   const int32_t* read_slot() const { return At<int32_t>(device_, read_slot_); }
   const int32_t* write_slot() const { return At<int32_t>(device_, write_slot_); }
   const int32_t* sample_token_row() const { return At<int32_t>(device_, sample_token_row_); }
+  const int32_t* top_begin() const { return At<int32_t>(device_, top_begin_); }
   const int32_t* tokens() const { return At<int32_t>(device_, tokens_); }
   const SampleRow* samples() const { return At<SampleRow>(device_, samples_); }
   const Segment* segments() const { return At<Segment>(device_, segments_); }
@@ -54,9 +58,10 @@ class StepArrays {
 
   void* device_ = nullptr;
   void* staging_ = nullptr;  // pinned
-  size_t read_slot_ = 0, write_slot_ = 0, sample_token_row_ = 0, tokens_ = 0, samples_ = 0;
+  size_t read_slot_ = 0, write_slot_ = 0, sample_token_row_ = 0, top_begin_ = 0, tokens_ = 0, samples_ = 0;
   size_t segments_ = 0, first_chunk_ = 0, chunks_ = 0;  // offsets
   size_t used_bytes_ = 0;
+  int num_top_ = 0;
 };
 
 }  // namespace efla::cuda

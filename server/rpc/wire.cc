@@ -21,6 +21,7 @@ absl::Status ParseRequest(const grpc::ByteBuffer& bytes, google::protobuf::Messa
 
 void SerializeReply(const google::protobuf::Message& reply, grpc::ByteBuffer& bytes) {
   const int size = static_cast<int>(reply.ByteSizeLong());  // replies are bounded well below 2 GiB
+  bytes.Clear();
   grpc::ProtoBufferWriter writer(&bytes, grpc::kProtoBufferWriterMaxBufferLength, size);
   EFLA_CHECK(reply.SerializeToZeroCopyStream(&writer));
 }

@@ -13,6 +13,7 @@ namespace efla {
 // INVALID_ARGUMENT when the bytes are no such message; a `string` that is not UTF-8 is one reason.
 absl::Status ParseRequest(const grpc::ByteBuffer& bytes, google::protobuf::Message& request);
 
+// Replaces what is in `bytes`.
 void SerializeReply(const google::protobuf::Message& reply, grpc::ByteBuffer& bytes);
 
 }  // namespace efla

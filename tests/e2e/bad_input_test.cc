@@ -107,7 +107,7 @@ const std::vector<BadGenerate>& BadGenerates() {
        {"stop_token_ids", "257", "256"}},
       {"65 stops",
        [](R& r) {
-         for (int i = 0; i < 65; ++i) r.mutable_stopping()->add_stop("x");
+         for (int i = 0; i < 65; ++i) r.mutable_stopping()->mutable_stop()->Add("x");
        },
        kInvalid,
        {"stop", "65", "64"}},

@@ -26,7 +26,8 @@ std::filesystem::path GoldenDir(const std::string& name) { return SourceDir() / 
 std::vector<GoldenCase> GoldenCases(const std::string& name) {
   std::ifstream file(GoldenDir(name) / "expected.json");
   std::vector<GoldenCase> cases;
-  for (const nlohmann::json& from : nlohmann::json::parse(file).at("cases")) {
+  const nlohmann::json expected = nlohmann::json::parse(file);
+  for (const nlohmann::json& from : expected.at("cases")) {
     GoldenCase& to = cases.emplace_back();
     from.at("tokens").get_to(to.tokens);
     for (const nlohmann::json& value : from.at("prompt_logprobs")) {

@@ -9,8 +9,11 @@ namespace {
 
 class MetricsTest : public testing::Test {
  protected:
-  bool Has(const std::string& line) {
-    return ("\n" + metrics_.Scrape()).find("\n" + line + "\n") != std::string::npos;
+  bool Has(std::string line) {
+    std::string page(1, '\n');
+    page += metrics_.Scrape();
+    line += '\n';
+    return page.find('\n' + line) != std::string::npos;
   }
 
   ServingState state_;

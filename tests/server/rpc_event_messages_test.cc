@@ -2,12 +2,27 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/rpc/event_messages.h"
 
 namespace efla {
 namespace {
+
+TokenOutput Token(TokenId id, float logprob = 0) {
+  TokenOutput token;
+  token.token = id;
+  token.logprob = logprob;
+  return token;
+}
+
+DeltaEvent Delta(std::string text, TokenId id) {
+  DeltaEvent delta;
+  delta.text = std::move(text);
+  delta.tokens = {Token(id)};
+  return delta;
+}
 
 class EventMessagesTest : public testing::Test {
  protected:
@@ -45,7 +60,7 @@ TEST_F(EventMessagesTest, DeltaCarriesTextTokensAndCounts) {
 
 TEST_F(EventMessagesTest, LogprobsOnlyWhereAskedFor) {
   context_.logprobs = false;
-  Event event = DeltaEvent{.text = "x", .tokens = {{.token = 300}}};
+  Event event = Delta("x", 300);
   v1::GenerateResponse message;
   FillResponse(context_, event, message);
   EXPECT_EQ(message.delta().token_ids_size(), 1);
@@ -54,9 +69,12 @@ TEST_F(EventMessagesTest, LogprobsOnlyWhereAskedFor) {
 
 TEST_F(EventMessagesTest, EachMessageReplacesTheOneBefore) {
   v1::GenerateResponse message;
-  Event delta = DeltaEvent{.text = "x", .tokens = {{.token = 300}}};
+  Event delta = Delta("x", 300);
   FillResponse(context_, delta, message);
-  Event finished = FinishedEvent{.reason = FinishReason::kStopString, .matched_stop = "END"};
+  FinishedEvent end;
+  end.reason = FinishReason::kStopString;
+  end.matched_stop = "END";
+  Event finished = end;
   FillResponse(context_, finished, message);
   EXPECT_TRUE(message.has_finished());
   EXPECT_EQ(message.finished().finish_reason(), v1::FINISH_REASON_STOP_STRING);
@@ -67,9 +85,13 @@ TEST_F(EventMessagesTest, EachMessageReplacesTheOneBefore) {
 TEST_F(EventMessagesTest, WholeReplyJoinsTheEvents) {
   v1::CompleteResponse message;
   Event accepted = AcceptedEvent{.prompt_tokens = 2, .seed = 42};
-  Event delta = DeltaEvent{.text = "ab", .tokens = {{.token = 300}}};
-  Event finished =
-      FinishedEvent{.reason = FinishReason::kEos, .text = "c", .tokens = {{.token = 2}}, .matched_token = 2};
+  Event delta = Delta("ab", 300);
+  FinishedEvent end;
+  end.reason = FinishReason::kEos;
+  end.text = "c";
+  end.tokens = {Token(2)};
+  end.matched_token = 2;
+  Event finished = end;
   for (Event* event : {&accepted, &delta, &finished}) AppendEvent(context_, *event, message);
   EXPECT_EQ(message.request_id(), "r1");
   EXPECT_EQ(message.text(), "abc");
@@ -84,8 +106,7 @@ TEST_F(EventMessagesTest, ScoresJoinToTheText) {
   std::vector<TokenId> prompt = *tokenizer_->Encode(text, false);
   prompt.insert(prompt.begin(), 1);
   FinishedEvent finished;
-  for (size_t i = 1; i < prompt.size(); ++i)
-    finished.prompt_logprobs.push_back({.token = prompt[i], .logprob = -0.25f});
+  for (size_t i = 1; i < prompt.size(); ++i) finished.prompt_logprobs.push_back(Token(prompt[i], -0.25f));
   v1::ScoreResponse message;
   FillScore(context_, prompt, finished, message);
   ASSERT_EQ(message.logprobs_size(), static_cast<int>(prompt.size()));
@@ -100,7 +121,9 @@ TEST_F(EventMessagesTest, TokensHaveNoBytesWithoutATokenizer) {
   context_.tokenizer = nullptr;
   v1::ScoreResponse message;
   const std::vector<TokenId> prompt = {3, 4};
-  FillScore(context_, prompt, FinishedEvent{.prompt_logprobs = {{.token = 4, .logprob = -1}}}, message);
+  FinishedEvent finished;
+  finished.prompt_logprobs = {Token(4, -1)};
+  FillScore(context_, prompt, finished, message);
   EXPECT_EQ(message.logprobs(1).bytes(), "");
   EXPECT_EQ(message.logprobs(1).logprob(), -1);
 }

@@ -159,12 +159,12 @@ TEST_F(RequestValidationTest, DrawsASeedOnlyWhereThereIsNone) {
 }
 
 TEST_F(RequestValidationTest, RefusesStopsBeyondTheLimits) {
-  request_.mutable_stopping()->add_stop("");
+  request_.mutable_stopping()->add_stop(std::string());
   ExpectInvalid("stopping.stop[0]", "empty");
   request_.mutable_stopping()->set_stop(0, std::string(kMaxStopBytes + 1, 'x'));
   ExpectInvalid("stopping.stop[0]", "1025");
-  request_.mutable_stopping()->set_stop(0, "x");
-  for (int i = 0; i < kMaxStopStrings; ++i) request_.mutable_stopping()->add_stop("x");
+  request_.mutable_stopping()->set_stop(0, std::string("x"));
+  for (int i = 0; i < kMaxStopStrings; ++i) request_.mutable_stopping()->add_stop(std::string("x"));
   ExpectInvalid("stopping.stop", "65");
 }
 
@@ -200,7 +200,7 @@ TEST_F(RequestValidationTest, TextNeedsATokenizer) {
   request_.clear_text();
   request_.mutable_token_ids()->add_ids(3);
   EXPECT_TRUE(Convert().ok());
-  request_.mutable_stopping()->add_stop("x");
+  request_.mutable_stopping()->add_stop(std::string("x"));
   EXPECT_EQ(Convert().status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
