@@ -139,9 +139,10 @@ std::string ReportText(const LoadReport& report, const LoadFlags& flags, const L
   }
   text += absl::StrFormat("throughput  %.2f requests/s, %.1f output tokens/s, %.1f total tokens/s\n",
                           report.request_throughput, report.output_throughput, report.total_token_throughput);
-  text += absl::StrFormat(
-      "streams     %.1f in flight on average, %.2f tokens a message, sent at most %.1f ms late\n",
-      report.mean_concurrency, report.tokens_per_chunk, report.max_send_lag_ms);
+  text += absl::StrFormat("streams     %.1f in flight on average, %.2f tokens a message",
+                          report.mean_concurrency, report.tokens_per_chunk);
+  if (plan.concurrency == 0) text += absl::StrFormat(", sent at most %.1f ms late", report.max_send_lag_ms);
+  text += "\n";
   text += absl::StrFormat("%-12s%10s%10s%10s%10s%10s\n", "ms", "mean", "p50", "p95", "p99", "max");
   const std::pair<const char*, const Summary*> rows[] = {
       {"TTFT", &report.ttft}, {"TPOT", &report.tpot}, {"ITL", &report.itl}, {"end to end", &report.e2el}};

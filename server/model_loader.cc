@@ -131,12 +131,15 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options, E
     log.Warning("no_tokenizer", "there is no tokenizer.model; only token ids can be served");
   }
 
-  int max_running = options.max_running > 0 ? options.max_running : DefaultMaxRunning(*loaded->device);
-  max_running = std::min(max_running, options.max_batch_tokens);
-  auto model = Model::Load(loaded->checkpoint, *loaded->device,
-                           {.max_tokens = options.max_batch_tokens,
-                            .max_decode = max_running,
-                            .max_samples = options.max_batch_tokens});
+  EngineOptions engine_options{
+      .max_batch_tokens = options.max_batch_tokens,
+      .max_running = options.max_running > 0 ? options.max_running : DefaultMaxRunning(*loaded->device),
+      .max_queue = options.max_queue,
+      .max_prompt_tokens = options.max_prompt_tokens,
+      .max_new_tokens = options.max_new_tokens,
+      .slow_reader_timeout = options.slow_reader_timeout};
+  if (absl::Status status = engine_options.Validate(); !status.ok()) return status;
+  auto model = Model::Load(loaded->checkpoint, *loaded->device, engine_options.RequiredLimits());
   if (!model.ok()) return model.status();
   loaded->model = *std::move(model);
 
@@ -146,12 +149,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options, E
   if (!states.ok()) return states.status();
   loaded->states = *std::move(states);
 
-  const EngineOptions engine_options{.max_batch_tokens = options.max_batch_tokens,
-                                     .max_running = std::min(max_running, slots),
-                                     .max_queue = options.max_queue,
-                                     .max_prompt_tokens = options.max_prompt_tokens,
-                                     .max_new_tokens = options.max_new_tokens,
-                                     .slow_reader_timeout = options.slow_reader_timeout};
+  engine_options.max_running = std::min(engine_options.max_running, slots);
   auto engine =
       Engine::Start(*loaded->model, *loaded->states, loaded->tokenizer.get(), engine_options, observer);
   if (!engine.ok()) return engine.status();

@@ -1,10 +1,11 @@
-// After the segments' recurrence: out = rms_norm(mixed; o_norm) (* silu(gate)), and the convolution's new windows.
+// After the segments' recurrence: out = rms_norm(mixed; o_norm) (* silu(gate)), and the convolution's new
+// windows.
 //
 // Shapes: mixed float32 [tokens, heads d_v], gate columns of proj, out act [tokens, heads d_v].
-// FinishKernel: a block owns one head of one chunk, a warp every eighth of its tokens, a lane d_v / 32 consecutive
-// columns. Bytes: 6 d_v a head and token (8 with a gate).
-// WindowKernel: a thread owns one channel of one segment: the last conv_size - 1 inputs, of the segment or, where it
-// was shorter than that, of the window it began with. Both may lie in one slot, so it runs after every reader.
+// FinishKernel: a block owns one head of one chunk, a warp every eighth of its tokens, a lane d_v / 32
+// consecutive columns. Bytes: 6 d_v a head and token (8 with a gate). WindowKernel: a thread owns one channel
+// of one segment: the last conv_size - 1 inputs, of the segment or, where it was shorter than that, of the
+// window it began with. Both may lie in one slot, so it runs after every reader.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/mix.cuh"
@@ -29,8 +30,8 @@ __global__ __launch_bounds__(kThreads) void FinishKernel(ChunkParams params) {
   for (int i = warp; i < chunk.num_tokens; i += kWarps) {
     const int64_t token = chunk.token_begin + i;
     const float* mixed = params.mixed + token * layer.v_channels() + channel;
-    const Act* gate =
-        static_cast<const Act*>(params.mix.proj) + token * layer.proj_columns() + layer.conv_channels() + channel;
+    const Act* gate = static_cast<const Act*>(params.mix.proj) + token * layer.proj_columns() +
+                      layer.conv_channels() + channel;
     Act* out = static_cast<Act*>(params.mix.out) + token * layer.v_channels() + channel;
     float values[kWidth];
     float squares = 0.0f;
@@ -62,7 +63,8 @@ __global__ __launch_bounds__(kThreads) void WindowKernel(ChunkParams params, int
   GridDependencyTrigger();
   if (channel >= channels) return;
   const StateView& view = params.mix.state;
-  const float* read = view.pool + static_cast<int64_t>(segment.read_slot) * view.slot_stride + view.conv_offset;
+  const float* read =
+      view.pool + static_cast<int64_t>(segment.read_slot) * view.slot_stride + view.conv_offset;
   float* write = view.pool + static_cast<int64_t>(segment.write_slot) * view.slot_stride + view.conv_offset;
   const Act* proj = static_cast<const Act*>(params.mix.proj) +
                     static_cast<int64_t>(segment.token_begin) * layer.proj_columns() + channel;
@@ -98,9 +100,12 @@ cudaError_t LaunchValueSize(const LaunchContext& context, const ChunkParams& par
 template <typename Act>
 cudaError_t LaunchTyped(const LaunchContext& context, const ChunkParams& params) {
   switch (params.mix.layer.d_v) {
-    case 64: return LaunchValueSize<Act, 64>(context, params);
-    case 128: return LaunchValueSize<Act, 128>(context, params);
-    default: return cudaErrorInvalidValue;
+    case 64:
+      return LaunchValueSize<Act, 64>(context, params);
+    case 128:
+      return LaunchValueSize<Act, 128>(context, params);
+    default:
+      return cudaErrorInvalidValue;
   }
 }
 

@@ -2,14 +2,16 @@
 //
 //   T = (I + tril(K' K'^T, -1))^-1,  P = tril(Q K'^T)
 //
-// Shapes: prepared float16 [tokens, q|k|v]; T and P float16 [chunks, heads, 64, 64], of which the 16 x 16 blocks on and
-// below the diagonal are written. Rows and columns of tokens beyond the segment are those of the identity (T), zero (P).
-// A block owns one head of one chunk, a warp 16 of its tokens. Products on the matrix units, float16 in, float32 sums.
+// Shapes: prepared float16 [tokens, q|k|v]; T and P float16 [chunks, heads, 64, 64], of which the 16 x 16
+// blocks on and below the diagonal are written. Rows and columns of tokens beyond the segment are those of
+// the identity (T), zero (P). A block owns one head of one chunk, a warp 16 of its tokens. Products on the
+// matrix units, float16 in, float32 sums.
 //
-// The inverse: each warp inverts one 16 x 16 diagonal block by forward substitution in float32, a lane one column; then
-// warp j computes the blocks below T_jj, T_ij = -T_ii sum_{m=j}^{i-1} A_im T_mj, as transposes: T_mj^T is then a left
-// operand as it comes out of the product before. Not a Neumann series: the powers of A grow like binomials before they
-// cancel, and keys that repeat make float16 overflow. Bytes: 4 * 64 * 128 read, 2 * 5120 written.
+// The inverse: each warp inverts one 16 x 16 diagonal block by forward substitution in float32, a lane one
+// column; then warp j computes the blocks below T_jj, T_ij = -T_ii sum_{m=j}^{i-1} A_im T_mj, as transposes:
+// T_mj^T is then a left operand as it comes out of the product before. Not a Neumann series: the powers of A
+// grow like binomials before they cancel, and keys that repeat make float16 overflow. Bytes: 4 * 64 * 128
+// read, 2 * 5120 written.
 #include "kernels/cuda/chunk_tile.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launchers.h"
@@ -22,7 +24,7 @@ namespace {
 constexpr int kHeadSize = 128;
 constexpr int kBlocks = kChunkTokens / kFragment;  // diagonal blocks, and warps
 constexpr int kThreads = kBlocks * kWarpLanes;
-constexpr int kDiagonalStride = kFragment + 4;     // floats; 16-byte aligned rows
+constexpr int kDiagonalStride = kFragment + 4;  // floats; 16-byte aligned rows
 
 struct Shared {
   __half keys[kChunkTokens * kHeadSize];
@@ -164,9 +166,10 @@ __global__ __launch_bounds__(kThreads) void InverseKernel(ChunkParams params) {
 }  // namespace
 
 cudaError_t LaunchChunkInverse(const LaunchContext& context, const ChunkParams& params) {
-  const LaunchShape shape = {.grid = dim3(static_cast<unsigned>(params.num_chunks) * params.mix.layer.num_heads),
-                             .block = dim3(kThreads),
-                             .shared_bytes = sizeof(Shared)};
+  const LaunchShape shape = {
+      .grid = dim3(static_cast<unsigned>(params.num_chunks) * params.mix.layer.num_heads),
+      .block = dim3(kThreads),
+      .shared_bytes = sizeof(Shared)};
   return Launch(context, shape, InverseKernel, params);
 }
 

@@ -3,12 +3,14 @@
 //   q^ = q / |q| d_k^-1/2
 //   tensor-core form (no decay, write = erase): k' = sqrt(erase) k, v' = sqrt(erase) v, all in float16; then
 //     S <- (I - k' k'^T) S + k' v'^T, and |k'| < 1 whatever the key's norm was
-//   token-by-token form: k as the recurrence uses it and v in float32, and (decay, erase, write, k.q^) beside them
+//   token-by-token form: k as the recurrence uses it and v in float32, and (decay, erase, write, k.q^) beside
+//   them
 //
 // Shapes: proj act [tokens, q|k|v|gate], prepared [tokens, q|k|v] float16 or float32.
-// A block owns one head of one chunk, a warp kWarpTokens consecutive tokens of it, a lane d / 32 consecutive channels
-// of q, then k, then v, with the convolution's window in registers. Inputs before the segment come from the state in
-// its read slot. Bytes: 2 (2 d_k + d_v) a head and token read (and the windows at the runs' starts), as many written.
+// A block owns one head of one chunk, a warp kWarpTokens consecutive tokens of it, a lane d / 32 consecutive
+// channels of q, then k, then v, with the convolution's window in registers. Inputs before the segment come
+// from the state in its read slot. Bytes: 2 (2 d_k + d_v) a head and token read (and the windows at the runs'
+// starts), as many written.
 #include <type_traits>
 
 #include "kernels/cuda/launch.cuh"
@@ -45,7 +47,8 @@ __device__ inline void StoreValues(Out* to, const float (&values)[kWidth]) {
     *reinterpret_cast<uint32_t*>(to) = PackPair<Out>(values[0], values[1]);
   } else {
     static_assert(kWidth == 4);
-    *reinterpret_cast<uint2*>(to) = {PackPair<Out>(values[0], values[1]), PackPair<Out>(values[2], values[3])};
+    *reinterpret_cast<uint2*>(to) = {PackPair<Out>(values[0], values[1]),
+                                     PackPair<Out>(values[2], values[3])};
   }
 }
 
@@ -61,13 +64,13 @@ __device__ inline float SumSquares(const float (&values)[kWidth]) {
 template <typename Act>
 struct Run {
   const MixLayer& layer;
-  const Act* proj;        // row of the run's first token
-  const float* tail;      // the segment's convolution state before its first token
-  int position;           // of the run's first token in the segment
+  const Act* proj;    // row of the run's first token
+  const float* tail;  // the segment's convolution state before its first token
+  int position;       // of the run's first token in the segment
   int head, lane;
 
-  // Calls use(i, values) with the lane's activated channels of `part` for the run's tokens i < count. kTaps is at
-  // least conv_size; the taps that are missing have weight zero.
+  // Calls use(i, values) with the lane's activated channels of `part` for the run's tokens i < count. kTaps
+  // is at least conv_size; the taps that are missing have weight zero.
   template <int kWidth, int kTaps, typename Use>
   __device__ inline void ForEachToken(int part, int count, Use&& use) const {
     const int conv_size = layer.conv_size;
@@ -81,7 +84,8 @@ struct Run {
 #pragma unroll
       for (int c = 0; c < kWidth; ++c) {
         weight[j][c] = conv_size == 0 ? (j == kTaps - 1 ? 1.0f : 0.0f) : 0.0f;
-        if (tap >= 0 && conv_size > 0) weight[j][c] = PartConv(layer, part, head)[(lane * kWidth + c) * conv_size + tap];
+        if (tap >= 0 && conv_size > 0)
+          weight[j][c] = PartConv(layer, part, head)[(lane * kWidth + c) * conv_size + tap];
         window[j][c] = 0.0f;
       }
       if (j == kTaps - 1 || tap < 0) continue;
@@ -112,7 +116,7 @@ struct Run {
 };
 
 template <typename Act, int kDk, int kDv, int kTaps, bool kTensorForm>
-__global__ __launch_bounds__(kWarps * kWarpLanes) void PrepareKernel(ChunkParams params) {
+__global__ __launch_bounds__(kWarps* kWarpLanes) void PrepareKernel(ChunkParams params) {
   using Out = std::conditional_t<kTensorForm, __half, float>;
   constexpr int kKeyWidth = kDk / kWarpLanes, kValueWidth = kDv / kWarpLanes;
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
@@ -126,11 +130,14 @@ __global__ __launch_bounds__(kWarps * kWarpLanes) void PrepareKernel(ChunkParams
   if (count <= 0) return;
   const Segment segment = params.segments[chunk.segment];
   const int64_t token = chunk.token_begin + first;
-  const Run<Act> run = {
-      layer, static_cast<const Act*>(params.mix.proj) + token * layer.proj_columns(),
-      params.mix.state.pool + static_cast<int64_t>(segment.read_slot) * params.mix.state.slot_stride +
-          params.mix.state.conv_offset,
-      static_cast<int>(token - segment.token_begin), head, lane};
+  const Run<Act> run = {layer,
+                        static_cast<const Act*>(params.mix.proj) + token * layer.proj_columns(),
+                        params.mix.state.pool +
+                            static_cast<int64_t>(segment.read_slot) * params.mix.state.slot_stride +
+                            params.mix.state.conv_offset,
+                        static_cast<int>(token - segment.token_begin),
+                        head,
+                        lane};
   const int64_t channels = layer.conv_channels();
   Out* prepared = static_cast<Out*>(params.prepared) + token * channels;
   const float* coef = params.mix.coef + token * layer.coef_columns();
@@ -182,8 +189,9 @@ __global__ __launch_bounds__(kWarps * kWarpLanes) void PrepareKernel(ChunkParams
 template <typename Act, int kDk, int kDv, bool kTensorForm>
 cudaError_t LaunchHeadSize(const LaunchContext& context, const ChunkParams& params) {
   constexpr int kUsualTaps = 4;
-  const LaunchShape shape = {.grid = dim3(static_cast<unsigned>(params.num_chunks) * params.mix.layer.num_heads),
-                             .block = dim3(kWarps * kWarpLanes)};
+  const LaunchShape shape = {
+      .grid = dim3(static_cast<unsigned>(params.num_chunks) * params.mix.layer.num_heads),
+      .block = dim3(kWarps * kWarpLanes)};
   if (params.mix.layer.conv_size <= kUsualTaps) {
     return Launch(context, shape, PrepareKernel<Act, kDk, kDv, kUsualTaps, kTensorForm>, params);
   }

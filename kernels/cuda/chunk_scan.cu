@@ -1,21 +1,23 @@
-// The chunks of each segment in order, in the symmetric form (chunk_prepare.cu), S the state before the chunk:
+// The chunks of each segment in order, in the symmetric form (chunk_prepare.cu), S the state before the
+// chunk:
 //
 //   U = T (V' - K' S),  O = Q S + P U,  S <- S + K'^T U
 //
-// Shapes: prepared float16 [tokens, q|k|v]; T, P float16 [chunks, heads, 64, 64]; state float32 [128, 128] a head in the
-// segment's slots; mixed float32 [tokens, heads 128].
+// Shapes: prepared float16 [tokens, q|k|v]; T, P float16 [chunks, heads, 64, 64]; state float32 [128, 128] a
+// head in the segment's slots; mixed float32 [tokens, heads 128].
 //
-// A block owns one head of one segment and 16 kWarps of the state's 128 columns; a warp 16 of them, and needs no other
-// warp: it computes the transposes, U^T = (V'^T - S^T K'^T) T^T and so on, in which its 16 columns are the rows of every
-// left operand, and each result is, rounded to float16, the left operand of the next product as it lies in the
-// registers. Its strip of S^T [16, 128] stays in registers in float32 from the first chunk to the last. The right
-// operands Q, K', T, P are shared by the block's warps in two buffers, filled by asynchronous copies one chunk ahead.
-// Blocks of T and P above the diagonal are neither read nor multiplied. The update K'^T U is summed on its own before it
-// is added to S, in float32 and rounded to nearest.
+// A block owns one head of one segment and 16 kWarps of the state's 128 columns; a warp 16 of them, and needs
+// no other warp: it computes the transposes, U^T = (V'^T - S^T K'^T) T^T and so on, in which its 16 columns
+// are the rows of every left operand, and each result is, rounded to float16, the left operand of the next
+// product as it lies in the registers. Its strip of S^T [16, 128] stays in registers in float32 from the
+// first chunk to the last. The right operands Q, K', T, P are shared by the block's warps in two buffers,
+// filled by asynchronous copies one chunk ahead. Blocks of T and P above the diagonal are neither read nor
+// multiplied. The update K'^T U is summed on its own before it is added to S, in float32 and rounded to
+// nearest.
 //
 // Exactness: nothing depends on kWarps, on other segments, or on where a segment was cut on the chunk grid.
-// Bytes: 2 * 64 * 128 * 3 + 2 * 2 * 5120 a chunk and head (Q, K', T, P once more for each further block of a head), and
-// 4 * 64 * 128 written.
+// Bytes: 2 * 64 * 128 * 3 + 2 * 2 * 5120 a chunk and head (Q, K', T, P once more for each further block of a
+// head), and 4 * 64 * 128 written.
 #include "kernels/cuda/chunk_tile.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launchers.h"
@@ -39,7 +41,7 @@ struct Stage {
 };
 
 template <int kWarps>
-__global__ __launch_bounds__(kWarps * kWarpLanes) void ScanKernel(ChunkParams params) {
+__global__ __launch_bounds__(kWarps* kWarpLanes) void ScanKernel(ChunkParams params) {
   constexpr int kThreads = kWarps * kWarpLanes;
   constexpr int kColumns = kWarps * kFragment;  // of the state, in this block
   constexpr int kBlocksPerHead = kHeadSize / kColumns;
@@ -62,8 +64,8 @@ __global__ __launch_bounds__(kWarps * kWarpLanes) void ScanKernel(ChunkParams pa
   const __half* value_rows = rows + PartChannel(layer, kValue, head) + column_begin;
   constexpr int kSquare = kChunkTokens * kChunkTokens;
   const int64_t square_stride = static_cast<int64_t>(layer.num_heads) * kSquare;  // from chunk to chunk
-  const int64_t first_square =
-      (params.first_chunk[segment_index] - params.chunk_begin) * square_stride + static_cast<int64_t>(head) * kSquare;
+  const int64_t first_square = (params.first_chunk[segment_index] - params.chunk_begin) * square_stride +
+                               static_cast<int64_t>(head) * kSquare;
   const __half* inverses = static_cast<const __half*>(params.inverse) + first_square;
   const __half* scores = static_cast<const __half*>(params.scores) + first_square;
   GridDependencyWait();
@@ -236,7 +238,8 @@ cudaError_t LaunchWarps(const LaunchContext& context, const ChunkParams& params)
 }  // namespace
 
 cudaError_t LaunchChunkScan(const LaunchContext& context, const ChunkParams& params) {
-  // Few heads are spread over more, narrower blocks: a chunk's latency falls until every multiprocessor has one.
+  // Few heads are spread over more, narrower blocks: a chunk's latency falls until every multiprocessor has
+  // one.
   const int heads = params.num_segments * params.mix.layer.num_heads;
   if (heads * 4 <= context.multiprocessors) return LaunchWarps<2>(context, params);
   if (heads * 2 <= context.multiprocessors) return LaunchWarps<4>(context, params);

@@ -1,4 +1,5 @@
-// Tiles of float16 in shared memory as the chunk kernels keep them, and how the matrix units' fragments are read.
+// Tiles of float16 in shared memory as the chunk kernels keep them, and how the matrix units' fragments are
+// read.
 #ifndef EFLA_KERNELS_CUDA_CHUNK_TILE_CUH_
 #define EFLA_KERNELS_CUDA_CHUNK_TILE_CUH_
 
@@ -12,8 +13,8 @@ namespace efla::cuda {
 inline constexpr int kTileVector = 8;  // elements of the 16 bytes that move as one
 inline constexpr int kFragment = 16;   // rows and columns of a fragment
 
-// Row-major [rows, kColumns] with its 16-byte vectors permuted within a row, so that 8 rows' vectors of one column
-// meet every bank once.
+// Row-major [rows, kColumns] with its 16-byte vectors permuted within a row, so that 8 rows' vectors of one
+// column meet every bank once.
 template <int kColumns>
 struct HalfTile {
   static constexpr int kVectors = kColumns / kTileVector;
@@ -39,7 +40,8 @@ struct HalfTile {
   __device__ void LoadATransposed(uint32_t (&a)[4], int row, int column, int lane) const {
     LdMatrix4Trans(a, Vector(row + lane % 8 + lane / 16 * 8, column / kTileVector + lane / 8 % 2));
   }
-  // Fragments B[k][n] = tile[row + n][column + k], n < 16: (b[0], b[1]) for n < 8, (b[2], b[3]) for the others.
+  // Fragments B[k][n] = tile[row + n][column + k], n < 16: (b[0], b[1]) for n < 8, (b[2], b[3]) for the
+  // others.
   __device__ void LoadB(uint32_t (&b)[4], int row, int column, int lane) const {
     LdMatrix4(b, Vector(row + lane % 8 + lane / 16 * 8, column / kTileVector + lane / 8 % 2));
   }

@@ -1,5 +1,6 @@
-// Conversions outside the steps: weights as they are loaded, activations for tests. A thread owns one element in
-// a grid-wide stride; a row of a matrix goes to row (r / group) * 2 group + offset + r % group, or offset + r.
+// Conversions outside the steps: weights as they are loaded, activations for tests. A thread owns one element
+// in a grid-wide stride; a row of a matrix goes to row (r / group) * 2 group + offset + r % group, or offset
+// + r.
 #include <algorithm>
 #include <type_traits>
 
@@ -18,8 +19,8 @@ unsigned NumBlocks(int64_t count) {
 }
 
 template <typename From, typename To>
-__global__ __launch_bounds__(kThreads) void ConvertRowsKernel(const From* from, int64_t rows, int64_t cols, To* to,
-                                                              int64_t group, int64_t offset,
+__global__ __launch_bounds__(kThreads) void ConvertRowsKernel(const From* from, int64_t rows, int64_t cols,
+                                                              To* to, int64_t group, int64_t offset,
                                                               int32_t* unrepresentable) {
   const int64_t count = rows * cols, stride = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += stride) {
@@ -27,7 +28,8 @@ __global__ __launch_bounds__(kThreads) void ConvertRowsKernel(const From* from, 
     const float value = ToFloat(from[i]);
     const int64_t to_row = group > 0 ? row / group * (2 * group) + offset + row % group : offset + row;
     to[to_row * cols + column] = FromFloat<To>(value);
-    if (std::is_same_v<To, __half> && isfinite(value) && fabsf(value) > kMaxHalf) atomicAdd(unrepresentable, 1);
+    if (std::is_same_v<To, __half> && isfinite(value) && fabsf(value) > kMaxHalf)
+      atomicAdd(unrepresentable, 1);
   }
 }
 
@@ -47,20 +49,21 @@ LaunchContext Ordered(const LaunchContext& context) {
 }
 
 template <typename To>
-cudaError_t LaunchRowsTo(const LaunchContext& context, const void* from, DType from_dtype, int64_t rows, int64_t cols,
-                         void* to, int64_t group, int64_t offset, int32_t* unrepresentable) {
+cudaError_t LaunchRowsTo(const LaunchContext& context, const void* from, DType from_dtype, int64_t rows,
+                         int64_t cols, void* to, int64_t group, int64_t offset, int32_t* unrepresentable) {
   const LaunchShape shape = {.grid = dim3(NumBlocks(rows * cols)), .block = dim3(kThreads)};
   To* typed = static_cast<To*>(to);
   switch (from_dtype) {
     case DType::kF32:
-      return Launch(Ordered(context), shape, ConvertRowsKernel<float, To>, static_cast<const float*>(from), rows, cols,
-                    typed, group, offset, unrepresentable);
+      return Launch(Ordered(context), shape, ConvertRowsKernel<float, To>, static_cast<const float*>(from),
+                    rows, cols, typed, group, offset, unrepresentable);
     case DType::kF16:
-      return Launch(Ordered(context), shape, ConvertRowsKernel<__half, To>, static_cast<const __half*>(from), rows,
-                    cols, typed, group, offset, unrepresentable);
+      return Launch(Ordered(context), shape, ConvertRowsKernel<__half, To>, static_cast<const __half*>(from),
+                    rows, cols, typed, group, offset, unrepresentable);
     case DType::kBF16:
       return Launch(Ordered(context), shape, ConvertRowsKernel<__nv_bfloat16, To>,
-                    static_cast<const __nv_bfloat16*>(from), rows, cols, typed, group, offset, unrepresentable);
+                    static_cast<const __nv_bfloat16*>(from), rows, cols, typed, group, offset,
+                    unrepresentable);
   }
   return cudaErrorInvalidValue;
 }
@@ -81,8 +84,8 @@ cudaError_t LaunchConvertRows(const LaunchContext& context, const void* from, DT
   return context.act == ActType::kF16
              ? LaunchRowsTo<__half>(context, from, from_dtype, rows, cols, to, to_row_group, to_row_offset,
                                     unrepresentable)
-             : LaunchRowsTo<__nv_bfloat16>(context, from, from_dtype, rows, cols, to, to_row_group, to_row_offset,
-                                           unrepresentable);
+             : LaunchRowsTo<__nv_bfloat16>(context, from, from_dtype, rows, cols, to, to_row_group,
+                                           to_row_offset, unrepresentable);
 }
 
 cudaError_t LaunchToFloat(const LaunchContext& context, const void* act, int64_t count, float* values) {

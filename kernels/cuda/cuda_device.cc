@@ -13,8 +13,8 @@ namespace {
 
 // Numbers of rows that decode steps are padded to; beyond the last, its multiples.
 constexpr int kPaddedRows[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256};
-// Chunks that inverse_ and scores_ hold beyond those of a step's tokens in one segment: many short prompts need more
-// chunks than their tokens would fill.
+// Chunks that inverse_ and scores_ hold beyond those of a step's tokens in one segment: many short prompts
+// need more chunks than their tokens would fill.
 constexpr int kSpareChunks = 256;
 // Shared memory that the fused norm may take for its rows, so that two blocks fit a multiprocessor.
 constexpr int64_t kMaxFusedNormBytes = 96 * 1024;
@@ -62,14 +62,15 @@ std::unique_ptr<CudaDevice> CudaDevice::Create(int ordinal, DeviceStatus& status
   status = CudaStatus("creating a stream",
                       cudaStreamCreateWithFlags(&device->context_.stream, cudaStreamNonBlocking));
   if (status.ok()) {
-    status = CudaStatus("creating an event", cudaEventCreateWithFlags(&device->uploaded_, cudaEventDisableTiming));
+    status =
+        CudaStatus("creating an event", cudaEventCreateWithFlags(&device->uploaded_, cudaEventDisableTiming));
   }
   if (status.ok()) status = device->prefill_.Open();
   if (status.ok()) status = CudaStatus("a counter", device->unrepresentable_.Allocate(sizeof(int32_t)));
   // Every kernel of this module, or none: a GPU that the build has no code for is found here.
   if (status.ok()) {
-    const cudaError_t error =
-        LaunchFromFloat(device->context_, device->unrepresentable_.get<float>(), 1, device->unrepresentable_.get());
+    const cudaError_t error = LaunchFromFloat(device->context_, device->unrepresentable_.get<float>(), 1,
+                                              device->unrepresentable_.get());
     if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
       status = {DeviceStatus::Code::kUnavailable,
                 std::string(properties.name) + ": this build has no code for compute capability " +
@@ -132,7 +133,8 @@ void CudaDevice::CopyToDevice(void* to, const void* from_host, size_t bytes) {
 
 void CudaDevice::CopyToHost(void* to_host, const void* from, size_t bytes) {
   Activate();
-  Note("copying from the GPU", cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, context_.stream));
+  Note("copying from the GPU",
+       cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, context_.stream));
 }
 
 void CudaDevice::CopyOnDevice(void* to, const void* from, size_t bytes) {
@@ -152,7 +154,8 @@ void CudaDevice::WriteActivations(void* act, std::span<const float> values) {
   Note("activations", floats.Allocate(values.size_bytes()));
   if (!error_.ok()) return;
   CopyToDevice(floats.get(), values.data(), values.size_bytes());
-  Note("activations", LaunchFromFloat(context_, floats.get<float>(), static_cast<int64_t>(values.size()), act));
+  Note("activations",
+       LaunchFromFloat(context_, floats.get<float>(), static_cast<int64_t>(values.size()), act));
   Note("activations", cudaStreamSynchronize(context_.stream));
 }
 
@@ -198,7 +201,8 @@ std::unique_ptr<Matrix> CudaDevice::LoadMatrix(std::span<const HostMatrix> parts
   auto matrix = std::make_unique<CudaMatrix>(rows, cols, stored_rows, stored, use, ordinal_, memory);
   if (gate_up) status = CudaStatus("a weight", cudaMemsetAsync(memory, 0, stored_bytes, context_.stream));
   if (status.ok()) {
-    status = CudaStatus("a weight", cudaMemsetAsync(unrepresentable_.get(), 0, sizeof(int32_t), context_.stream));
+    status =
+        CudaStatus("a weight", cudaMemsetAsync(unrepresentable_.get(), 0, sizeof(int32_t), context_.stream));
   }
   int64_t row = 0;
   for (const HostMatrix& part : parts) {
@@ -206,8 +210,8 @@ std::unique_ptr<Matrix> CudaDevice::LoadMatrix(std::span<const HostMatrix> parts
     const size_t part_bytes = static_cast<size_t>(part.rows) * cols * ByteSize(dtype);
     if (!gate_up && dtype == stored) {
       void* to = ByteOffset(memory, row * cols * static_cast<int64_t>(ByteSize(stored)));
-      status = CudaStatus("a weight", cudaMemcpyAsync(to, part.data, part_bytes, cudaMemcpyHostToDevice,
-                                                      context_.stream));
+      status = CudaStatus(
+          "a weight", cudaMemcpyAsync(to, part.data, part_bytes, cudaMemcpyHostToDevice, context_.stream));
     } else {
       if (loading_bytes_ < part_bytes) {
         status = CudaStatus("a weight", cudaStreamSynchronize(context_.stream));
@@ -216,13 +220,14 @@ std::unique_ptr<Matrix> CudaDevice::LoadMatrix(std::span<const HostMatrix> parts
         if (status.ok()) loading_bytes_ = part_bytes;
       }
       if (status.ok()) {
-        status = CudaStatus("a weight", cudaMemcpyAsync(loading_.get(), part.data, part_bytes, cudaMemcpyHostToDevice,
-                                                        context_.stream));
+        status = CudaStatus("a weight", cudaMemcpyAsync(loading_.get(), part.data, part_bytes,
+                                                        cudaMemcpyHostToDevice, context_.stream));
       }
       const int64_t group = gate_up ? kGateUpGroup : 0, offset = gate_up ? (row > 0 ? kGateUpGroup : 0) : row;
       if (status.ok()) {
-        status = CudaStatus("a weight", LaunchConvertRows(context_, loading_.get(), dtype, part.rows, cols, memory,
-                                                          group, offset, unrepresentable_.get<int32_t>()));
+        status =
+            CudaStatus("a weight", LaunchConvertRows(context_, loading_.get(), dtype, part.rows, cols, memory,
+                                                     group, offset, unrepresentable_.get<int32_t>()));
       }
     }
     row += part.rows;
@@ -240,8 +245,9 @@ std::unique_ptr<Matrix> CudaDevice::LoadMatrix(std::span<const HostMatrix> parts
   }
   if (status.ok() && unrepresentable > 0) {
     status = {DeviceStatus::Code::kInvalid,
-              std::to_string(unrepresentable) + " values of a weight are beyond 65504, the largest of the F16 that the "
-                                                "CUDA device keeps weights in"};
+              std::to_string(unrepresentable) +
+                  " values of a weight are beyond 65504, the largest of the F16 that the "
+                  "CUDA device keeps weights in"};
   }
   if (!status.ok()) return nullptr;
   return matrix;
@@ -251,9 +257,9 @@ DeviceStatus CudaDevice::Prepare(const Limits& limits) {
   Activate();
   const MixLayer& mix = limits.mix;
   if (!HeadSizeSupported(mix.d_k, mix.d_v)) {
-    return {DeviceStatus::Code::kInvalid, "heads of d_k " + std::to_string(mix.d_k) + " and d_v " +
-                                              std::to_string(mix.d_v) +
-                                              "; the CUDA device has 128 x 128, 64 x 64, 32 x 128 and 64 x 128"};
+    return {DeviceStatus::Code::kInvalid,
+            "heads of d_k " + std::to_string(mix.d_k) + " and d_v " + std::to_string(mix.d_v) +
+                "; the CUDA device has 128 x 128, 64 x 64, 32 x 128 and 64 x 128"};
   }
   if (mix.conv_size > kMaxConvSize) {
     return {DeviceStatus::Code::kInvalid, "conv_size is " + std::to_string(mix.conv_size) +
@@ -270,9 +276,11 @@ DeviceStatus CudaDevice::Prepare(const Limits& limits) {
   loading_ = GpuMemory();
   loading_bytes_ = 0;
   const int64_t tokens = limits.max_tokens, samples = std::max(limits.max_samples, 1);
-  const int64_t act_bytes = static_cast<int64_t>(kActBytes), float_bytes = static_cast<int64_t>(sizeof(float));
+  const int64_t act_bytes = static_cast<int64_t>(kActBytes),
+                float_bytes = static_cast<int64_t>(sizeof(float));
   DeviceStatus status = CudaStatus(
-      "the step's arrays", arrays_.Allocate(limits.max_tokens, std::max(limits.max_decode, 1), static_cast<int>(samples)));
+      "the step's arrays",
+      arrays_.Allocate(limits.max_tokens, std::max(limits.max_decode, 1), static_cast<int>(samples)));
   const auto allocate = [&status](const char* what, GpuMemory& memory, int64_t bytes) {
     if (status.ok()) status = CudaStatus(what, memory.Allocate(static_cast<size_t>(bytes)));
   };
@@ -282,7 +290,8 @@ DeviceStatus CudaDevice::Prepare(const Limits& limits) {
   allocate("mixed values", mixed_, tokens * mix.v_channels() * float_bytes);
   chunk_capacity_ = static_cast<int>((tokens + kChunkTokens - 1) / kChunkTokens) + kSpareChunks;
   if (ChunkFormSupported(mix)) {
-    const int64_t squares = static_cast<int64_t>(chunk_capacity_) * mix.num_heads * kChunkTokens * kChunkTokens;
+    const int64_t squares =
+        static_cast<int64_t>(chunk_capacity_) * mix.num_heads * kChunkTokens * kChunkTokens;
     allocate("chunk operands", prepared_inputs_, tokens * mix.conv_channels() * act_bytes);
     allocate("chunk inverses", inverse_, squares * act_bytes);
     allocate("chunk scores", scores_, squares * act_bytes);
@@ -293,12 +302,13 @@ DeviceStatus CudaDevice::Prepare(const Limits& limits) {
   cudaFreeHost(std::exchange(results_, nullptr));
   cudaFreeHost(std::exchange(top_, nullptr));
   if (status.ok()) {
-    status = CudaStatus("results", cudaHostAlloc(reinterpret_cast<void**>(&results_), samples * sizeof(SampleResult),
-                                                 cudaHostAllocMapped));
+    status = CudaStatus("results", cudaHostAlloc(reinterpret_cast<void**>(&results_),
+                                                 samples * sizeof(SampleResult), cudaHostAllocMapped));
   }
   if (status.ok()) {
-    status = CudaStatus("results", cudaHostAlloc(reinterpret_cast<void**>(&top_),
-                                                 samples * kMaxTopLogprobs * sizeof(TokenLogprob), cudaHostAllocMapped));
+    status = CudaStatus("results",
+                        cudaHostAlloc(reinterpret_cast<void**>(&top_),
+                                      samples * kMaxTopLogprobs * sizeof(TokenLogprob), cudaHostAllocMapped));
   }
   if (status.ok()) status = TunePrefill(limits);
   prepared_ = status.ok();
@@ -339,8 +349,8 @@ DeviceStatus CudaDevice::ReadLogits(std::span<float> logits) {
   Activate();
   const int64_t held = num_results_ * limits_.vocab_size;
   if (held == 0 || static_cast<int64_t>(logits.size()) != held) {
-    return {DeviceStatus::Code::kInvalid, "logits of " + std::to_string(logits.size()) + " floats asked for; " +
-                                              std::to_string(held) + " are kept"};
+    return {DeviceStatus::Code::kInvalid, "logits of " + std::to_string(logits.size()) +
+                                              " floats asked for; " + std::to_string(held) + " are kept"};
   }
   CopyToHost(logits.data(), logits_.get(), logits.size_bytes());
   return Synchronize();
@@ -427,15 +437,17 @@ void CudaDevice::DoEmbed(const EmbedArgs& args) {
   Activate();
   began_with_embed_ = num_operations_++ == 0;
   const CudaMatrix& table = Cuda(args.table);
-  Note("embedding", LaunchEmbed(context_, arrays_.tokens(), num_tokens_, table.get(), table.dtype(), table.cols(),
-                                args.x));
+  Note("embedding", LaunchEmbed(context_, arrays_.tokens(), num_tokens_, table.get(), table.dtype(),
+                                table.cols(), args.x));
 }
 
 void CudaDevice::PrefillProduct(const void* y, const CudaMatrix& weight, PrefillOutput output, void* out) {
   // Shapes that Prepare has met are tuned already.
-  DeviceStatus status = prefill_.Tune(context_, weight.stored_rows(), weight.cols(), output, limits_.max_tokens);
+  DeviceStatus status =
+      prefill_.Tune(context_, weight.stored_rows(), weight.cols(), output, limits_.max_tokens);
   if (status.ok()) {
-    status = prefill_.Run(context_, y, num_prefill(), weight.get(), weight.stored_rows(), weight.cols(), output, out);
+    status = prefill_.Run(context_, y, num_prefill(), weight.get(), weight.stored_rows(), weight.cols(),
+                          output, out);
   }
   Note(status);
 }
@@ -485,8 +497,9 @@ void CudaDevice::DoProject(const ProjectArgs& args) {
   Note("projection norm", LaunchNorm(context_, norm));
   if (num_decode_ > 0) Note("projection", LaunchLinear(context_, linear));
   if (num_prefill() > 0) {
-    PrefillProduct(ByteOffset(normalized_.get(), static_cast<int64_t>(num_decode_) * cols * kActBytes), weight,
-                   PrefillOutput::kAct, ByteOffset(args.out, num_decode_ * weight.rows() * kActBytes));
+    PrefillProduct(ByteOffset(normalized_.get(), static_cast<int64_t>(num_decode_) * cols * kActBytes),
+                   weight, PrefillOutput::kAct,
+                   ByteOffset(args.out, num_decode_ * weight.rows() * kActBytes));
   }
 }
 
@@ -495,12 +508,15 @@ void CudaDevice::DoMixRecurrent(const MixArgs& args) {
   Activate();
   ++num_operations_;
   ended_with_head_ = false;
-  const RecurrentParams params = {
-      .mix = {.layer = *args.layer, .proj = args.proj, .coef = args.coef, .state = args.state, .out = args.out},
-      .num_rows = num_decode_,
-      .active_rows = arrays_.num_decode(),
-      .read_slot = arrays_.read_slot(),
-      .write_slot = arrays_.write_slot()};
+  const RecurrentParams params = {.mix = {.layer = *args.layer,
+                                          .proj = args.proj,
+                                          .coef = args.coef,
+                                          .state = args.state,
+                                          .out = args.out},
+                                  .num_rows = num_decode_,
+                                  .active_rows = arrays_.num_decode(),
+                                  .read_slot = arrays_.read_slot(),
+                                  .write_slot = arrays_.write_slot()};
   Note("recurrence", LaunchRecurrent(context_, params));
 }
 
@@ -512,7 +528,8 @@ void CudaDevice::DoMixChunk(const MixArgs& args) {
   const MixLayer& layer = *args.layer;
   const bool tensor_form = ChunkFormSupported(layer);
   EFLA_CHECK(tensor_form == ChunkFormSupported(limits_.mix));
-  EFLA_CHECK(layer.conv_channels() <= limits_.mix.conv_channels() && layer.num_heads <= limits_.mix.num_heads);
+  EFLA_CHECK(layer.conv_channels() <= limits_.mix.conv_channels() &&
+             layer.num_heads <= limits_.mix.num_heads);
   for (const StepArrays::Pass& pass : passes_) {
     const ChunkParams params = {
         .mix = {.layer = layer, .proj = args.proj, .coef = args.coef, .state = args.state, .out = args.out},
@@ -557,8 +574,8 @@ void CudaDevice::DoAddLinear(const AddLinearArgs& args) {
     Note("residual product", LaunchLinear(context_, linear));
   }
   if (num_prefill() > 0) {
-    PrefillProduct(ByteOffset(args.in, num_decode_ * weight.cols() * kActBytes), weight, PrefillOutput::kAddFloat,
-                   args.x + num_decode_ * weight.rows());
+    PrefillProduct(ByteOffset(args.in, num_decode_ * weight.cols() * kActBytes), weight,
+                   PrefillOutput::kAddFloat, args.x + num_decode_ * weight.rows());
   }
 }
 
@@ -597,8 +614,8 @@ void CudaDevice::DoGatedMlp(const GatedMlpArgs& args) {
   if (num_decode_ > 0) Note("gate and up", LaunchLinear(context_, linear));
   if (num_prefill() > 0) {
     EFLA_CHECK(weight.stored_rows() <= GroupedRows(limits_.intermediate_size));
-    PrefillProduct(ByteOffset(normalized_.get(), static_cast<int64_t>(num_decode_) * cols * kActBytes), weight,
-                   PrefillOutput::kAct, gate_up_.get());
+    PrefillProduct(ByteOffset(normalized_.get(), static_cast<int64_t>(num_decode_) * cols * kActBytes),
+                   weight, PrefillOutput::kAct, gate_up_.get());
     Note("gate and up", LaunchGatedSilu(context_, gate_up_.get(), num_prefill(), columns,
                                         ByteOffset(args.out, num_decode_ * columns * kActBytes)));
   }

@@ -44,17 +44,18 @@ class GpuMemory {
   void* memory_ = nullptr;
 };
 
-// A row's path is a function of what it is: a decode row's products run in linear.cu whatever their number, a prompt
-// row's in cublasLt, a sample row's in linear.cu. So no choice for speed can change a row's bits.
+// A row's path is a function of what it is: a decode row's products run in linear.cu whatever their number, a
+// prompt row's in cublasLt, a sample row's in linear.cu. So no choice for speed can change a row's bits.
 //
-// Activations and weights are F16: BF16 activations miss the tolerance of the golden set (eight bits against eleven).
-// BF16 weights keep their value but for those below 6e-5, which F16 holds to within 3e-8; F32 weights are rounded (F32
-// products on the matrix units would round their inputs to the same ten bits). A model whose first weight is BF16 and
-// goes beyond 65504 is kept in BF16; any other weight beyond it is refused.
+// Activations and weights are F16: BF16 activations miss the tolerance of the golden set (eight bits against
+// eleven). BF16 weights keep their value but for those below 6e-5, which F16 holds to within 3e-8; F32
+// weights are rounded (F32 products on the matrix units would round their inputs to the same ten bits). A
+// model whose first weight is BF16 and goes beyond 65504 is kept in BF16; any other weight beyond it is
+// refused.
 //
-// A step of decode rows alone is padded to the next of a few row counts and replayed as a CUDA graph, once a step of
-// that size has run twice from Embed to Head: the first time launches, the second records. Padding rows compute on
-// token 0 and touch no state.
+// A step of decode rows alone is padded to the next of a few row counts and replayed as a CUDA graph, once a
+// step of that size has run twice from Embed to Head: the first time launches, the second records. Padding
+// rows compute on token 0 and touch no state.
 class CudaDevice final : public Device {
  public:
   static std::unique_ptr<CudaDevice> Create(int ordinal, DeviceStatus& status);
@@ -71,7 +72,8 @@ class CudaDevice final : public Device {
   void FillBytes(void* memory, uint8_t value, size_t bytes) override;
   void WriteActivations(void* act, std::span<const float> values) override;
   void ReadActivations(std::span<float> values, const void* act) override;
-  std::unique_ptr<Matrix> LoadMatrix(std::span<const HostMatrix> parts, MatrixUse use, DeviceStatus& status) override;
+  std::unique_ptr<Matrix> LoadMatrix(std::span<const HostMatrix> parts, MatrixUse use,
+                                     DeviceStatus& status) override;
   DeviceStatus Prepare(const Limits& limits) override;
   DeviceStatus Synchronize() override;
   StepOutput output() const override;
@@ -119,25 +121,25 @@ class CudaDevice final : public Device {
   bool prepared_ = false;
   Limits limits_;
   StepArrays arrays_;
-  cudaEvent_t uploaded_ = nullptr;     // the last step's arrays have left the staging memory
-  GpuMemory normalized_;               // act [max(max_tokens, max_samples), hidden]
-  GpuMemory gate_up_;                  // act [max_tokens, 2 intermediate, padded]
-  GpuMemory logits_;                   // float32 [max_samples, vocab]
+  cudaEvent_t uploaded_ = nullptr;  // the last step's arrays have left the staging memory
+  GpuMemory normalized_;            // act [max(max_tokens, max_samples), hidden]
+  GpuMemory gate_up_;               // act [max_tokens, 2 intermediate, padded]
+  GpuMemory logits_;                // float32 [max_samples, vocab]
   GpuMemory prepared_inputs_, scalars_, inverse_, scores_, mixed_;  // ChunkParams
-  int chunk_capacity_ = 0;             // chunks that inverse_ and scores_ hold
-  GpuMemory loading_;                  // a weight's part on its way
+  int chunk_capacity_ = 0;                                          // chunks that inverse_ and scores_ hold
+  GpuMemory loading_;                                               // a weight's part on its way
   size_t loading_bytes_ = 0;
-  GpuMemory unrepresentable_;          // int32
-  SampleResult* results_ = nullptr;    // pinned, written by the GPU
+  GpuMemory unrepresentable_;        // int32
+  SampleResult* results_ = nullptr;  // pinned, written by the GPU
   TokenLogprob* top_ = nullptr;
 
   std::map<std::pair<int, int>, Recording> recordings_;
   StepMode mode_ = StepMode::kIdle;
-  Recording* recording_ = nullptr;     // of the current step, if it is one that can be replayed
+  Recording* recording_ = nullptr;  // of the current step, if it is one that can be replayed
   bool began_with_embed_ = false, ended_with_head_ = false;
-  int num_operations_ = 0;             // of the current step
+  int num_operations_ = 0;                                 // of the current step
   int num_tokens_ = 0, num_decode_ = 0, num_samples_ = 0;  // what the launches are made for, padding included
-  int num_results_ = 0;                // sample rows of the last step
+  int num_results_ = 0;                                    // sample rows of the last step
   std::vector<StepArrays::Pass> passes_;
 };
 

@@ -11,13 +11,19 @@
 
 namespace efla::cuda {
 
-// Row-major [stored_rows, cols] in the device's act type (an embedding: in its own dtype). kGateUp rows are interleaved
-// by kGateUpGroup and padded with zero rows to whole groups.
+// Row-major [stored_rows, cols] in the device's act type (an embedding: in its own dtype). kGateUp rows are
+// interleaved by kGateUpGroup and padded with zero rows to whole groups.
 class CudaMatrix final : public Matrix {
  public:
   // Takes over `memory`, which cudaMalloc gave.
-  CudaMatrix(int64_t rows, int64_t cols, int64_t stored_rows, DType dtype, MatrixUse use, int ordinal, void* memory)
-      : Matrix(rows, cols), stored_rows_(stored_rows), dtype_(dtype), use_(use), ordinal_(ordinal), memory_(memory) {}
+  CudaMatrix(int64_t rows, int64_t cols, int64_t stored_rows, DType dtype, MatrixUse use, int ordinal,
+             void* memory)
+      : Matrix(rows, cols),
+        stored_rows_(stored_rows),
+        dtype_(dtype),
+        use_(use),
+        ordinal_(ordinal),
+        memory_(memory) {}
   CudaMatrix(const CudaMatrix&) = delete;
   CudaMatrix& operator=(const CudaMatrix&) = delete;
   ~CudaMatrix() override {

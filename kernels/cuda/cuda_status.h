@@ -12,7 +12,8 @@ namespace efla::cuda {
 
 inline DeviceStatus CudaStatus(const char* what, cudaError_t error) {
   switch (error) {
-    case cudaSuccess: return {};
+    case cudaSuccess:
+      return {};
     case cudaErrorMemoryAllocation:
       cudaGetLastError();  // running out of memory breaks nothing: forget it
       return {DeviceStatus::Code::kOutOfMemory, std::string(what) + ": the GPU has not enough free memory"};
@@ -21,7 +22,8 @@ inline DeviceStatus CudaStatus(const char* what, cudaError_t error) {
     case cudaErrorInvalidDevice:
     case cudaErrorSystemDriverMismatch:
       return {DeviceStatus::Code::kUnavailable, std::string(what) + ": " + cudaGetErrorString(error)};
-    default: return {DeviceStatus::Code::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
+    default:
+      return {DeviceStatus::Code::kInternal, std::string(what) + ": " + cudaGetErrorString(error)};
   }
 }
 

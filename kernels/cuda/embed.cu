@@ -14,8 +14,8 @@ namespace {
 constexpr int kThreads = 256;
 
 template <typename T>
-__global__ __launch_bounds__(kThreads) void EmbedKernel(const int32_t* tokens, const T* table, int64_t hidden_size,
-                                                        float* x) {
+__global__ __launch_bounds__(kThreads) void EmbedKernel(const int32_t* tokens, const T* table,
+                                                        int64_t hidden_size, float* x) {
   GridDependencyWait();
   GridDependencyTrigger();
   const int64_t token = tokens[blockIdx.x];
@@ -25,8 +25,8 @@ __global__ __launch_bounds__(kThreads) void EmbedKernel(const int32_t* tokens, c
 }
 
 template <typename T>
-cudaError_t LaunchTyped(const LaunchContext& context, const int32_t* tokens, int num_tokens, const void* table,
-                        int64_t hidden_size, float* x) {
+cudaError_t LaunchTyped(const LaunchContext& context, const int32_t* tokens, int num_tokens,
+                        const void* table, int64_t hidden_size, float* x) {
   LaunchContext ordered = context;
   ordered.overlap = false;
   return Launch(ordered, {.grid = dim3(num_tokens), .block = dim3(kThreads)}, EmbedKernel<T>, tokens,
@@ -35,12 +35,15 @@ cudaError_t LaunchTyped(const LaunchContext& context, const int32_t* tokens, int
 
 }  // namespace
 
-cudaError_t LaunchEmbed(const LaunchContext& context, const int32_t* tokens, int num_tokens, const void* table,
-                        DType table_dtype, int64_t hidden_size, float* x) {
+cudaError_t LaunchEmbed(const LaunchContext& context, const int32_t* tokens, int num_tokens,
+                        const void* table, DType table_dtype, int64_t hidden_size, float* x) {
   switch (table_dtype) {
-    case DType::kF32: return LaunchTyped<float>(context, tokens, num_tokens, table, hidden_size, x);
-    case DType::kF16: return LaunchTyped<__half>(context, tokens, num_tokens, table, hidden_size, x);
-    case DType::kBF16: return LaunchTyped<__nv_bfloat16>(context, tokens, num_tokens, table, hidden_size, x);
+    case DType::kF32:
+      return LaunchTyped<float>(context, tokens, num_tokens, table, hidden_size, x);
+    case DType::kF16:
+      return LaunchTyped<__half>(context, tokens, num_tokens, table, hidden_size, x);
+    case DType::kBF16:
+      return LaunchTyped<__nv_bfloat16>(context, tokens, num_tokens, table, hidden_size, x);
   }
   return cudaErrorInvalidValue;
 }

@@ -1,5 +1,5 @@
-// The kernels' launchers, for cuda_device.cc. Each enqueues on context.stream and returns the launch's status;
-// pointers are device pointers, shapes row-major, "act" the 16-bit type that the ActType names.
+// The kernels' launchers, for cuda_device.cc. Each enqueues on context.stream and returns the launch's
+// status; pointers are device pointers, shapes row-major, "act" the 16-bit type that the ActType names.
 #ifndef EFLA_KERNELS_CUDA_LAUNCHERS_H_
 #define EFLA_KERNELS_CUDA_LAUNCHERS_H_
 
@@ -18,27 +18,27 @@ enum class ActType : uint8_t { kF16, kBF16 };
 struct LaunchContext {
   cudaStream_t stream = nullptr;
   ActType act = ActType::kF16;
-  bool overlap = false;        // programmatic dependent launch: start before the predecessor's end
-  bool clusters = false;       // the device has thread block clusters (compute capability 9.0)
+  bool overlap = false;   // programmatic dependent launch: start before the predecessor's end
+  bool clusters = false;  // the device has thread block clusters (compute capability 9.0)
   int multiprocessors = 1;
 };
 
 // --- embed.cu ---
 // x[t] = table[tokens[t]] for t < num_tokens; the table keeps its own dtype.
-cudaError_t LaunchEmbed(const LaunchContext& context, const int32_t* tokens, int num_tokens, const void* table,
-                        DType table_dtype, int64_t hidden_size, float* x);
+cudaError_t LaunchEmbed(const LaunchContext& context, const int32_t* tokens, int num_tokens,
+                        const void* table, DType table_dtype, int64_t hidden_size, float* x);
 
 // --- norm.cu ---
 struct NormParams {
-  const float* x = nullptr;               // [rows, cols]
-  const int32_t* gather = nullptr;        // row r reads x[gather[r]]; null: x[r]
-  const float* norm = nullptr;            // [cols]
+  const float* x = nullptr;         // [rows, cols]
+  const int32_t* gather = nullptr;  // row r reads x[gather[r]]; null: x[r]
+  const float* norm = nullptr;      // [cols]
   float eps = 0;
-  int num_rows = 0, cols = 0;             // cols: a multiple of 8
-  void* y = nullptr;                      // act [rows, cols]
-  const void* coef_weight = nullptr;      // act [coef_columns, cols], or null
+  int num_rows = 0, cols = 0;         // cols: a multiple of 8
+  void* y = nullptr;                  // act [rows, cols]
+  const void* coef_weight = nullptr;  // act [coef_columns, cols], or null
   int coef_columns = 0;
-  float* coef = nullptr;                  // [rows, coef_columns]
+  float* coef = nullptr;  // [rows, coef_columns]
 };
 cudaError_t LaunchNorm(const LaunchContext& context, const NormParams& params);
 
@@ -57,15 +57,16 @@ inline constexpr int kGateUpGroup = 8;
 inline constexpr int kMaxFusedNormRows = 8;
 
 struct LinearParams {
-  const void* y = nullptr;        // act [rows, cols]; null when `norm` is set
-  const void* weight = nullptr;   // act [outputs, cols]
+  const void* y = nullptr;       // act [rows, cols]; null when `norm` is set
+  const void* weight = nullptr;  // act [outputs, cols]
   int num_rows = 0;
-  int64_t outputs = 0;            // kGatedSilu: gate and up rows together, a multiple of 2 kGateUpGroup
-  int cols = 0;                   // a multiple of 8
+  int64_t outputs = 0;  // kGatedSilu: gate and up rows together, a multiple of 2 kGateUpGroup
+  int cols = 0;         // a multiple of 8
   LinearOutput output = LinearOutput::kAct;
   void* out = nullptr;
-  int64_t out_columns = 0;        // row length of `out`; outputs beyond it (padding) are dropped
-  // With `norm`: y = rms_norm(x; norm), and coef = y coef_weight^T as in NormParams. num_rows <= kMaxFusedNormRows.
+  int64_t out_columns = 0;  // row length of `out`; outputs beyond it (padding) are dropped
+  // With `norm`: y = rms_norm(x; norm), and coef = y coef_weight^T as in NormParams. num_rows <=
+  // kMaxFusedNormRows.
   const float* x = nullptr;
   const float* norm = nullptr;
   float eps = 0;
@@ -90,16 +91,17 @@ struct MixParams {
   const void* proj = nullptr;   // act [tokens, proj_columns]
   const float* coef = nullptr;  // [tokens, coef_columns]
   StateView state;
-  void* out = nullptr;          // act [tokens, num_heads d_v]
+  void* out = nullptr;  // act [tokens, num_heads d_v]
 };
 
 bool HeadSizeSupported(int d_k, int d_v);
 inline constexpr int kMaxConvSize = 8;
 
-// One token for each row r < min(num_rows, *active_rows): state read from read_slot[r], written to write_slot[r].
+// One token for each row r < min(num_rows, *active_rows): state read from read_slot[r], written to
+// write_slot[r].
 struct RecurrentParams {
   MixParams mix;
-  int num_rows = 0;                     // that the grid is made for
+  int num_rows = 0;  // that the grid is made for
   const int32_t* active_rows = nullptr;
   const int32_t* read_slot = nullptr;
   const int32_t* write_slot = nullptr;
@@ -119,15 +121,15 @@ struct ChunkParams {
   const Segment* segments = nullptr;
   int segment_begin = 0, num_segments = 0;  // the segments of this pass
   const Chunk* chunks = nullptr;
-  int chunk_begin = 0, num_chunks = 0;      // the chunks of this pass
-  const int32_t* first_chunk = nullptr;     // [segments], first chunk of each segment
+  int chunk_begin = 0, num_chunks = 0;   // the chunks of this pass
+  const int32_t* first_chunk = nullptr;  // [segments], first chunk of each segment
   // The tensor-core form (ChunkFormSupported): float16, q scaled, k' = sqrt(erase) k, v' = sqrt(erase) v.
   // The token-by-token form: float32, q scaled, the key as used, v.
-  void* prepared = nullptr;                 // [tokens, q|k|v channels]
-  float4* scalars = nullptr;                // [tokens, num_heads] decay, erase, write, k.q; token-by-token form
-  void* inverse = nullptr;                  // float16 [chunks of the pass, num_heads, 64, 64]
-  void* scores = nullptr;                   // float16, the same shape
-  float* mixed = nullptr;                   // [tokens, num_heads d_v], before the output norm
+  void* prepared = nullptr;   // [tokens, q|k|v channels]
+  float4* scalars = nullptr;  // [tokens, num_heads] decay, erase, write, k.q; token-by-token form
+  void* inverse = nullptr;    // float16 [chunks of the pass, num_heads, 64, 64]
+  void* scores = nullptr;     // float16, the same shape
+  float* mixed = nullptr;     // [tokens, num_heads d_v], before the output norm
 };
 
 // Whether the tensor-core form serves this layer; the token-by-token form serves all supported head sizes.
@@ -142,20 +144,20 @@ cudaError_t LaunchChunkFinish(const LaunchContext& context, const ChunkParams& p
 
 // --- sample.cu ---
 struct SampleParams {
-  const float* logits = nullptr;        // [rows, vocab]
-  int num_rows = 0;                     // that the grid is made for
+  const float* logits = nullptr;  // [rows, vocab]
+  int num_rows = 0;               // that the grid is made for
   const int32_t* active_rows = nullptr;
   int vocab_size = 0;
   const SampleRow* rows = nullptr;
-  SampleResult* results = nullptr;      // [rows]; host memory that the device can write
-  const int32_t* top_begin = nullptr;   // [rows] where each row's alternatives start in `top`
-  TokenLogprob* top = nullptr;          // likewise host memory
+  SampleResult* results = nullptr;     // [rows]; host memory that the device can write
+  const int32_t* top_begin = nullptr;  // [rows] where each row's alternatives start in `top`
+  TokenLogprob* top = nullptr;         // likewise host memory
 };
 cudaError_t LaunchSample(const LaunchContext& context, const SampleParams& params);
 
 // --- convert.cu ---
-// Copies [rows, cols] of `from`, adding a row stride and converting to the act type. Counts in *unrepresentable the
-// finite values that have no finite counterpart there.
+// Copies [rows, cols] of `from`, adding a row stride and converting to the act type. Counts in
+// *unrepresentable the finite values that have no finite counterpart there.
 cudaError_t LaunchConvertRows(const LaunchContext& context, const void* from, DType from_dtype, int64_t rows,
                               int64_t cols, void* to, int64_t to_row_group, int64_t to_row_offset,
                               int32_t* unrepresentable);

@@ -1,21 +1,23 @@
-// The products of decode and of the head: out[r][n] = sum over k of y[r][k] weight[n][k], with four outputs: the act
-// type, float32, float32 added to, and silu(gate) up of interleaved rows.
+// The products of decode and of the head: out[r][n] = sum over k of y[r][k] weight[n][k], with four outputs:
+// the act type, float32, float32 added to, and silu(gate) up of interleaved rows.
 //
 // Shapes: y act [rows, cols] (or x float32 with its norm), weight act [outputs, cols].
 //
-// Exactness: one order of summation for each output, whatever the number of rows and whichever kernel computes it.
-// cols is cut into blocks of 32 and the blocks into kSlices runs; a run is summed by matrix instructions in ascending
-// order from zero, 16 columns at a time; the runs' sums are added in ascending order in float32. Within a block,
-// lane t of a quad takes columns 8t to 8t + 7 in one 16-byte load: the first four for the block's first matrix
-// instruction, the others for its second.
+// Exactness: one order of summation for each output, whatever the number of rows and whichever kernel
+// computes it. cols is cut into blocks of 32 and the blocks into kSlices runs; a run is summed by matrix
+// instructions in ascending order from zero, 16 columns at a time; the runs' sums are added in ascending
+// order in float32. Within a block, lane t of a quad takes columns 8t to 8t + 7 in one 16-byte load: the
+// first four for the block's first matrix instruction, the others for its second.
 //
-// NarrowKernel, up to 16 rows: bound by the weight's bytes. A block owns kTiles 8-row tiles of the weight, a warp
-// one run of cols; the weight goes from memory to registers, the first loads before the wait for the predecessor.
-// Up to kMaxFusedNormRows rows it can normalise the rows itself, in every block, and further blocks compute the
-// coefficient columns. Bytes: outputs * cols * 2, and rows * cols * 2 from L2 for each block.
+// NarrowKernel, up to 16 rows: bound by the weight's bytes. A block owns kTiles 8-row tiles of the weight, a
+// warp one run of cols; the weight goes from memory to registers, the first loads before the wait for the
+// predecessor. Up to kMaxFusedNormRows rows it can normalise the rows itself, in every block, and further
+// blocks compute the coefficient columns. Bytes: outputs * cols * 2, and rows * cols * 2 from L2 for each
+// block.
 //
-// TiledKernel, more rows: a block owns a kTileRows x kTileOutputs tile and walks cols 64 at a time through kStages
-// buffers in shared memory. A warp's sums live twice in registers: of the current run, and of the finished ones.
+// TiledKernel, more rows: a block owns a kTileRows x kTileOutputs tile and walks cols 64 at a time through
+// kStages buffers in shared memory. A warp's sums live twice in registers: of the current run, and of the
+// finished ones.
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launchers.h"
@@ -39,10 +41,17 @@ __device__ inline void StoreOutput(const LinearParams& params, int row, int64_t 
   if (output >= params.out_columns) return;
   const int64_t index = row * params.out_columns + output;
   switch (params.output) {
-    case LinearOutput::kAct: static_cast<Act*>(params.out)[index] = FromFloat<Act>(sum); break;
-    case LinearOutput::kFloat: static_cast<float*>(params.out)[index] = sum; break;
-    case LinearOutput::kAddFloat: static_cast<float*>(params.out)[index] += sum; break;
-    case LinearOutput::kGatedSilu: break;  // stored by pairs
+    case LinearOutput::kAct:
+      static_cast<Act*>(params.out)[index] = FromFloat<Act>(sum);
+      break;
+    case LinearOutput::kFloat:
+      static_cast<float*>(params.out)[index] = sum;
+      break;
+    case LinearOutput::kAddFloat:
+      static_cast<float*>(params.out)[index] += sum;
+      break;
+    case LinearOutput::kGatedSilu:
+      break;  // stored by pairs
   }
 }
 
@@ -51,7 +60,8 @@ __device__ inline void StoreOutput(const LinearParams& params, int row, int64_t 
 constexpr int kNarrowThreads = kSlices * kWarpLanes;
 static_assert(kNarrowThreads == kNormThreads, "the fused norm is computed by the product's warps");
 constexpr int kNarrowBatchLoads = 8;  // weight vectors that a lane has in flight
-// Rows in shared memory lie this many elements further apart than cols: 8 rows' vectors then meet no bank twice.
+// Rows in shared memory lie this many elements further apart than cols: 8 rows' vectors then meet no bank
+// twice.
 constexpr int kNarrowRowPad = 32;
 
 // Normalises the rows into shared memory as act (for the product) or float32 (for the coefficients).
@@ -114,7 +124,7 @@ __global__ __launch_bounds__(kNarrowThreads, 2) void NarrowKernel(LinearParams p
   const int blocks = (cols + kBlockCols - 1) / kBlockCols;
   const int block_begin = SliceBegin(blocks, warp), block_end = SliceBegin(blocks, warp + 1);
   const Act* weight = static_cast<const Act*>(params.weight);
-  const auto load_weights = [&](int block, uint4 (&loaded)[kBatch][kTiles]) {
+  const auto load_weights = [&](int block, uint4(&loaded)[kBatch][kTiles]) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const int k = (block + i) * kBlockCols + t * kVectorCols;
@@ -232,7 +242,7 @@ constexpr int kStageVectors = kStageCols / kVectorCols;
 constexpr int kStages = 4;
 
 template <typename Act, int kTileRows, int kTileOutputs, int kWarpsM, int kWarpsN>
-__global__ __launch_bounds__(kWarpsM * kWarpsN * kWarpLanes) void TiledKernel(LinearParams params) {
+__global__ __launch_bounds__(kWarpsM* kWarpsN* kWarpLanes) void TiledKernel(LinearParams params) {
   constexpr int kThreads = kWarpsM * kWarpsN * kWarpLanes;
   constexpr int kTilesM = kTileRows / (kWarpsM * kTileM);
   constexpr int kTilesN = kTileOutputs / (kWarpsN * kTileN);
@@ -242,8 +252,8 @@ __global__ __launch_bounds__(kWarpsM * kWarpsN * kWarpLanes) void TiledKernel(Li
   constexpr int kVectorsW = kStageBlocks * kTileOutputs * kRowVectors;
   static_assert(kVectorsY % kThreads == 0 && kVectorsW % kThreads == 0);
   EFLA_DYNAMIC_SHARED(shared);
-  uint4* stage_y = reinterpret_cast<uint4*>(shared);   // [kStages][kStageBlocks][kTileRows][kRowVectors]
-  uint4* stage_w = stage_y + kStages * kVectorsY;      // [kStages][kStageBlocks][kTileOutputs][kRowVectors]
+  uint4* stage_y = reinterpret_cast<uint4*>(shared);  // [kStages][kStageBlocks][kTileRows][kRowVectors]
+  uint4* stage_w = stage_y + kStages * kVectorsY;     // [kStages][kStageBlocks][kTileOutputs][kRowVectors]
 
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const int g = lane / 4, t = lane % 4;
@@ -255,13 +265,15 @@ __global__ __launch_bounds__(kWarpsM * kWarpsN * kWarpLanes) void TiledKernel(Li
   const int stages = (blocks + kStageBlocks - 1) / kStageBlocks;
 
   // Copies stage `index` of one operand: consecutive threads take consecutive vectors of a row.
-  const auto load = [&](const Act* matrix, int64_t first, int64_t end, int tile_rows, uint4* buffer, int index) {
+  const auto load = [&](const Act* matrix, int64_t first, int64_t end, int tile_rows, uint4* buffer,
+                        int index) {
     for (int i = threadIdx.x; i < tile_rows * kStageVectors; i += kThreads) {
       const int row = i / kStageVectors, vector = i % kStageVectors;
       const int k = index * kStageCols + vector * kVectorCols;
       const bool valid = first + row < end && k < cols;
       const Act* from = valid ? matrix + (first + row) * cols + k : matrix;
-      CpAsync16(buffer + ((vector / kRowVectors) * tile_rows + row) * kRowVectors + vector % kRowVectors, from, valid);
+      CpAsync16(buffer + ((vector / kRowVectors) * tile_rows + row) * kRowVectors + vector % kRowVectors,
+                from, valid);
     }
   };
   const auto load_y = [&](int index) {
@@ -393,7 +405,8 @@ cudaError_t LaunchTyped(const LaunchContext& context, const LinearParams& params
   if (params.num_rows <= kTileM) {
     // More tiles a block where that still leaves two blocks for each multiprocessor; gate and up need two.
     constexpr int kWideTiles = 4, kPairTiles = 2;
-    if (params.outputs >= 2 * wave * kWideTiles * kTileN) return LaunchNarrow<Act, kWideTiles>(context, params);
+    if (params.outputs >= 2 * wave * kWideTiles * kTileN)
+      return LaunchNarrow<Act, kWideTiles>(context, params);
     if (params.output == LinearOutput::kGatedSilu || params.outputs >= 3 * wave * kPairTiles * kTileN) {
       return LaunchNarrow<Act, kPairTiles>(context, params);
     }
@@ -401,8 +414,10 @@ cudaError_t LaunchTyped(const LaunchContext& context, const LinearParams& params
   }
   // The largest tile that still fills the device.
   if (NumTiles(params, 128, 128) >= wave) return LaunchTiled<Act, 128, 128, 2, 4>(context, params);
-  if (params.num_rows > 64 && NumTiles(params, 128, 64) >= wave) return LaunchTiled<Act, 128, 64, 4, 2>(context, params);
-  if (params.num_rows > 32 && NumTiles(params, 64, 64) >= wave) return LaunchTiled<Act, 64, 64, 2, 2>(context, params);
+  if (params.num_rows > 64 && NumTiles(params, 128, 64) >= wave)
+    return LaunchTiled<Act, 128, 64, 4, 2>(context, params);
+  if (params.num_rows > 32 && NumTiles(params, 64, 64) >= wave)
+    return LaunchTiled<Act, 64, 64, 2, 2>(context, params);
   if (params.num_rows > 32) return LaunchTiled<Act, 64, 32, 4, 1>(context, params);
   return LaunchTiled<Act, 32, 32, 2, 2>(context, params);
 }
@@ -420,7 +435,8 @@ __global__ __launch_bounds__(kElementThreads) void GatedSiluKernel(const Act* ga
   const int64_t group = static_cast<int64_t>(blockIdx.x) * kElementThreads + threadIdx.x;
   const int64_t row = blockIdx.y;
   if (group >= groups_per_row) return;
-  const uint4* from = reinterpret_cast<const uint4*>(gate_up + (row * groups_per_row + group) * (2 * kGateUpGroup));
+  const uint4* from =
+      reinterpret_cast<const uint4*>(gate_up + (row * groups_per_row + group) * (2 * kGateUpGroup));
   float gate[kGateUpGroup], up[kGateUpGroup];
   Unpack8<Act>(from[0], gate);
   Unpack8<Act>(from[1], up);
@@ -437,8 +453,8 @@ __global__ __launch_bounds__(kElementThreads) void GatedSiluKernel(const Act* ga
 }
 
 __global__ __launch_bounds__(kElementThreads) void CompareRowsKernel(const uint32_t* rows, int64_t row_words,
-                                                                     const uint32_t* expected, int expected_rows,
-                                                                     int32_t* mismatches) {
+                                                                     const uint32_t* expected,
+                                                                     int expected_rows, int32_t* mismatches) {
   const uint32_t* row = rows + static_cast<int64_t>(blockIdx.x) * row_words;
   expected += static_cast<int64_t>(blockIdx.x % expected_rows) * row_words;
   int32_t different = 0;
@@ -449,17 +465,16 @@ __global__ __launch_bounds__(kElementThreads) void CompareRowsKernel(const uint3
 constexpr int kMaxGridY = 65535;
 
 template <typename Act>
-cudaError_t LaunchGatedSiluTyped(const LaunchContext& context, const void* gate_up, int num_rows, int64_t columns,
-                                 void* out) {
+cudaError_t LaunchGatedSiluTyped(const LaunchContext& context, const void* gate_up, int num_rows,
+                                 int64_t columns, void* out) {
   const int64_t groups = (columns + kGateUpGroup - 1) / kGateUpGroup;
   for (int row = 0; row < num_rows; row += kMaxGridY) {
     const int rows = num_rows - row < kMaxGridY ? num_rows - row : kMaxGridY;
     const LaunchShape shape = {.grid = dim3((groups + kElementThreads - 1) / kElementThreads, rows),
                                .block = dim3(kElementThreads)};
-    const cudaError_t error =
-        Launch(context, shape, GatedSiluKernel<Act>,
-               static_cast<const Act*>(gate_up) + row * groups * (2 * kGateUpGroup), groups, columns,
-               static_cast<Act*>(out) + row * columns);
+    const cudaError_t error = Launch(context, shape, GatedSiluKernel<Act>,
+                                     static_cast<const Act*>(gate_up) + row * groups * (2 * kGateUpGroup),
+                                     groups, columns, static_cast<Act*>(out) + row * columns);
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
@@ -484,8 +499,8 @@ cudaError_t LaunchCompareRows(const LaunchContext& context, const void* rows, in
   LaunchContext ordered = context;
   ordered.overlap = false;
   return Launch(ordered, {.grid = dim3(num_rows), .block = dim3(kElementThreads)}, CompareRowsKernel,
-                static_cast<const uint32_t*>(rows), row_words, static_cast<const uint32_t*>(expected), expected_rows,
-                mismatches);
+                static_cast<const uint32_t*>(rows), row_words, static_cast<const uint32_t*>(expected),
+                expected_rows, mismatches);
 }
 
 }  // namespace efla::cuda

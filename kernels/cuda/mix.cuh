@@ -1,5 +1,5 @@
-// What the decode and the prefill form of token mixing share: where a head's channels lie, the activation, and the
-// scalars of the recurrence.
+// What the decode and the prefill form of token mixing share: where a head's channels lie, the activation,
+// and the scalars of the recurrence.
 #ifndef EFLA_KERNELS_CUDA_MIX_CUH_
 #define EFLA_KERNELS_CUDA_MIX_CUH_
 
@@ -15,9 +15,12 @@ enum Part : int { kQuery, kKey, kValue };
 // First channel of a head's part among the q|k|v channels.
 __device__ inline int64_t PartChannel(const MixLayer& layer, int part, int head) {
   switch (part) {
-    case kQuery: return static_cast<int64_t>(head) * layer.d_k;
-    case kKey: return static_cast<int64_t>(layer.num_heads + head) * layer.d_k;
-    default: return static_cast<int64_t>(2 * layer.num_heads) * layer.d_k + static_cast<int64_t>(head) * layer.d_v;
+    case kQuery:
+      return static_cast<int64_t>(head) * layer.d_k;
+    case kKey:
+      return static_cast<int64_t>(layer.num_heads + head) * layer.d_k;
+    default:
+      return static_cast<int64_t>(2 * layer.num_heads) * layer.d_k + static_cast<int64_t>(head) * layer.d_v;
   }
 }
 
@@ -31,10 +34,14 @@ __device__ inline const float* PartConv(const MixLayer& layer, int part, int hea
 __device__ inline float Activate(float x, int part, QkActivation qk_activation) {
   if (part == kValue) return Silu(x);
   switch (qk_activation) {
-    case QkActivation::kSilu: return Silu(x);
-    case QkActivation::kRelu: return x < 0.0f ? 0.0f : x;  // NaN stays NaN
-    case QkActivation::kElu: return x > 0.0f ? x + 1.0f : expf(x);
-    case QkActivation::kIdentity: return x;
+    case QkActivation::kSilu:
+      return Silu(x);
+    case QkActivation::kRelu:
+      return x < 0.0f ? 0.0f : x;  // NaN stays NaN
+    case QkActivation::kElu:
+      return x > 0.0f ? x + 1.0f : expf(x);
+    case QkActivation::kIdentity:
+      return x;
   }
   return x;
 }
@@ -45,7 +52,8 @@ __device__ inline MixScalars HeadScalars(const MixLayer& layer, const float* coe
   float b = layer.allow_neg_eigval ? 2.0f : 1.0f, log_a = 0.0f;
   if (layer.use_beta) b = WriteStrength(coef[head], layer.allow_neg_eigval);
   if (IsGated(layer.type)) {
-    log_a = LogForget(coef[(layer.use_beta ? layer.num_heads : 0) + head], layer.a_log[head], layer.dt_bias[head]);
+    log_a = LogForget(coef[(layer.use_beta ? layer.num_heads : 0) + head], layer.a_log[head],
+                      layer.dt_bias[head]);
   }
   return EflaScalars(layer.type, key_norm_squared, b, log_a);
 }

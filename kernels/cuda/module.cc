@@ -5,7 +5,8 @@ extern "C" {
 
 __attribute__((visibility("default"))) int efla_cuda_module_version() { return efla::kDeviceAbiVersion; }
 
-__attribute__((visibility("default"))) efla::Device* efla_create_cuda_device(int ordinal, efla::DeviceStatus* status) {
+__attribute__((visibility("default"))) efla::Device* efla_create_cuda_device(int ordinal,
+                                                                             efla::DeviceStatus* status) {
   return efla::cuda::CudaDevice::Create(ordinal, *status).release();
 }
 

@@ -1,9 +1,10 @@
 // y = rms_norm(x; norm) rounded to the act type, and coef = y coef_weight^T from y before rounding.
 //
-// Shapes: x [*, cols] float32, optionally gathered by row; y act [rows, cols]; coef float32 [rows, coef_columns].
-// A block owns kRows rows; a warp one eighth of each row in the norm, then every eighth coefficient column. The rows
-// wait in shared memory in float32 between the two (rows without coefficients are read twice instead, from L1/L2).
-// Bytes: cols (4 + 2) a row. The order of every sum is norm.cuh's, whatever the number of rows.
+// Shapes: x [*, cols] float32, optionally gathered by row; y act [rows, cols]; coef float32 [rows,
+// coef_columns]. A block owns kRows rows; a warp one eighth of each row in the norm, then every eighth
+// coefficient column. The rows wait in shared memory in float32 between the two (rows without coefficients
+// are read twice instead, from L1/L2). Bytes: cols (4 + 2) a row. The order of every sum is norm.cuh's,
+// whatever the number of rows.
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launchers.h"
@@ -52,7 +53,8 @@ __global__ __launch_bounds__(kNormThreads) void NormKernel(NormParams params) {
   __syncthreads();
   for (int column = warp; column < params.coef_columns; column += kNormWarps) {
     float sums[kRows];
-    CoefDots<Act, kRows>(rows, cols, static_cast<const Act*>(params.coef_weight) + static_cast<int64_t>(column) * cols,
+    CoefDots<Act, kRows>(rows, cols,
+                         static_cast<const Act*>(params.coef_weight) + static_cast<int64_t>(column) * cols,
                          cols, lane, sums);
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
@@ -77,8 +79,9 @@ cudaError_t LaunchTyped(const LaunchContext& context, const NormParams& params) 
   // Several rows a block save reads of the coefficient weights, once there are blocks enough.
   constexpr int kManyRows = 4;
   constexpr int64_t kMaxRowsBytes = 160 * 1024;
-  const bool many = params.coef_columns > 0 && params.num_rows >= 2 * kManyRows * context.multiprocessors &&
-                    static_cast<int64_t>(kManyRows) * params.cols * static_cast<int64_t>(sizeof(float)) <= kMaxRowsBytes;
+  const bool many =
+      params.coef_columns > 0 && params.num_rows >= 2 * kManyRows * context.multiprocessors &&
+      static_cast<int64_t>(kManyRows) * params.cols * static_cast<int64_t>(sizeof(float)) <= kMaxRowsBytes;
   return many ? LaunchRows<Act, kManyRows>(context, params) : LaunchRows<Act, 1>(context, params);
 }
 

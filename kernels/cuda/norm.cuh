@@ -1,5 +1,5 @@
-// RMSNorm of one row and the float32 products behind it, in the order that every kernel which needs them keeps: the
-// bits are the same whether a kernel of its own or the product's prologue computes them.
+// RMSNorm of one row and the float32 products behind it, in the order that every kernel which needs them
+// keeps: the bits are the same whether a kernel of its own or the product's prologue computes them.
 #ifndef EFLA_KERNELS_CUDA_NORM_CUH_
 #define EFLA_KERNELS_CUDA_NORM_CUH_
 
@@ -41,8 +41,8 @@ __device__ inline float4 Normalized(const float* x, const float* norm, float sca
   return {v.x * scale * w.x, v.y * scale * w.y, v.z * scale * w.z, v.w * scale * w.w};
 }
 
-// A coefficient column's products with kRows normalised rows (float32 in shared memory, `stride` floats apart), by
-// one warp: lane l takes the 8-element vectors l, l + 32, ... Every lane gets the sums.
+// A coefficient column's products with kRows normalised rows (float32 in shared memory, `stride` floats
+// apart), by one warp: lane l takes the 8-element vectors l, l + 32, ... Every lane gets the sums.
 template <typename Act, int kRows>
 __device__ inline void CoefDots(const float* y, int stride, const Act* weight, int cols, int lane,
                                 float (&sums)[kRows]) {

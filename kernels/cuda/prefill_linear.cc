@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kSmallestBucket = 64;
-constexpr int kMaxCandidates = 8;      // asked of the heuristic for a bucket
+constexpr int kMaxCandidates = 8;  // asked of the heuristic for a bucket
 constexpr int kMaxTimedCandidates = 4;
 constexpr int kTimedRuns = 3;
 constexpr int kTrialRows = 16;  // different ones
@@ -26,7 +26,8 @@ DeviceStatus CublasError(const char* what, cublasStatus_t status) {
   return {DeviceStatus::Code::kInternal, std::string(what) + ": " + cublasLtGetStatusString(status)};
 }
 
-// The problem in cublasLt's column-major terms: out^T [outputs, rows] = weight^T^T [outputs, cols] y^T [cols, rows].
+// The problem in cublasLt's column-major terms: out^T [outputs, rows] = weight^T^T [outputs, cols] y^T [cols,
+// rows].
 struct Problem {
   cublasLtMatmulDescOpaque_t matmul;
   cublasLtMatrixLayoutOpaque_t weight, y, out;
@@ -45,10 +46,11 @@ DeviceStatus MakeProblem(ActType act, int64_t outputs, int64_t cols, PrefillOutp
   if (status == CUBLAS_STATUS_SUCCESS) {
     status = cublasLtMatrixLayoutInit(&problem.weight, act_type, cols, outputs, cols);
   }
-  if (status == CUBLAS_STATUS_SUCCESS) status = cublasLtMatrixLayoutInit(&problem.y, act_type, cols, rows, cols);
+  if (status == CUBLAS_STATUS_SUCCESS)
+    status = cublasLtMatrixLayoutInit(&problem.y, act_type, cols, rows, cols);
   if (status == CUBLAS_STATUS_SUCCESS) {
-    status = cublasLtMatrixLayoutInit(&problem.out, output == PrefillOutput::kAct ? act_type : CUDA_R_32F, outputs,
-                                      rows, outputs);
+    status = cublasLtMatrixLayoutInit(&problem.out, output == PrefillOutput::kAct ? act_type : CUDA_R_32F,
+                                      outputs, rows, outputs);
   }
   problem.beta = output == PrefillOutput::kAct ? 0.0f : 1.0f;
   return CublasError("cublasLt product descriptors", status);
@@ -59,8 +61,8 @@ bool SumsInOnePiece(const cublasLtMatmulAlgo_t& algorithm) {
   int32_t split_k = 1;
   uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
   size_t written = 0;
-  if (cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split_k, sizeof(split_k),
-                                           &written) != CUBLAS_STATUS_SUCCESS ||
+  if (cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split_k,
+                                           sizeof(split_k), &written) != CUBLAS_STATUS_SUCCESS ||
       cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &reduction,
                                            sizeof(reduction), &written) != CUBLAS_STATUS_SUCCESS) {
     return false;
@@ -125,11 +127,12 @@ struct PrefillLinear::Handle {
     return CublasError("cublasLt heuristic", status);
   }
 
-  cublasStatus_t Matmul(const LaunchContext& context, Problem& problem, const void* y, const void* weight, void* out,
-                        const cublasLtMatmulAlgo_t& algorithm) const {
+  cublasStatus_t Matmul(const LaunchContext& context, Problem& problem, const void* y, const void* weight,
+                        void* out, const cublasLtMatmulAlgo_t& algorithm) const {
     const float alpha = 1.0f;
-    return cublasLtMatmul(lt, &problem.matmul, &alpha, weight, &problem.weight, y, &problem.y, &problem.beta, out,
-                          &problem.out, out, &problem.out, &algorithm, workspace, kWorkspaceBytes, context.stream);
+    return cublasLtMatmul(lt, &problem.matmul, &alpha, weight, &problem.weight, y, &problem.y, &problem.beta,
+                          out, &problem.out, out, &problem.out, &algorithm, workspace, kWorkspaceBytes,
+                          context.stream);
   }
 };
 
@@ -154,8 +157,8 @@ DeviceStatus PrefillLinear::Open() {
   return CudaStatus("cublasLt workspace", cudaMalloc(&handle_->workspace, kWorkspaceBytes));
 }
 
-DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, int64_t cols, PrefillOutput output,
-                                 int max_rows) {
+DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, int64_t cols,
+                                 PrefillOutput output, int max_rows) {
   EFLA_CHECK(handle_ != nullptr && max_rows > 0);
   std::unique_ptr<Plan>& place = plans_[{outputs, cols, output}];
   if (place != nullptr) return {};
@@ -177,7 +180,9 @@ DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, 
                                                                : sign | 0x3f80u | (random >> 8 & 0x7fu));
   }
   Trial trial;
-  const auto allocate = [](void** memory, size_t bytes) { return CudaStatus("a trial", cudaMalloc(memory, bytes)); };
+  const auto allocate = [](void** memory, size_t bytes) {
+    return CudaStatus("a trial", cudaMalloc(memory, bytes));
+  };
   DeviceStatus status;
   // Fills [rows, cols] with the first `count` rows of inputs, repeated.
   const auto fill = [&](void* to, int64_t rows, int count) {
@@ -186,9 +191,9 @@ DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, 
     DeviceStatus result = CudaStatus(
         "a trial", cudaMemcpyAsync(to, inputs.data(), filled, cudaMemcpyHostToDevice, context.stream));
     for (; result.ok() && filled < bytes; filled *= 2) {
-      result = CudaStatus("a trial",
-                          cudaMemcpyAsync(static_cast<char*>(to) + filled, to, std::min(filled, bytes - filled),
-                                          cudaMemcpyDeviceToDevice, context.stream));
+      result = CudaStatus(
+          "a trial", cudaMemcpyAsync(static_cast<char*>(to) + filled, to, std::min(filled, bytes - filled),
+                                     cudaMemcpyDeviceToDevice, context.stream));
     }
     return result;
   };
@@ -203,11 +208,13 @@ DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, 
   if (status.ok()) status = fill(trial.weight, outputs, kTrialRows);
 
   // The result of `algorithm` for this many rows, its time, and whether its rows repeat `trial.expected`.
-  const auto run = [&](const cublasLtMatmulAlgo_t& algorithm, int rows, bool compare, bool& equal, float& seconds) {
+  const auto run = [&](const cublasLtMatmulAlgo_t& algorithm, int rows, bool compare, bool& equal,
+                       float& seconds) {
     equal = false;
     Problem problem;
     DeviceStatus result = MakeProblem(context.act, outputs, cols, output, rows, problem);
-    if (result.ok()) result = CudaStatus("trial", cudaMemsetAsync(trial.out, 0, rows * row_bytes, context.stream));
+    if (result.ok())
+      result = CudaStatus("trial", cudaMemsetAsync(trial.out, 0, rows * row_bytes, context.stream));
     // An algorithm that does not take these sizes is none of ours, not an error.
     if (!result.ok() || handle_->Matmul(context, problem, trial.y, trial.weight, trial.out, algorithm) !=
                             CUBLAS_STATUS_SUCCESS) {
@@ -221,13 +228,14 @@ DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, 
     int32_t mismatches = 0;
     result = CudaStatus("trial", cudaMemsetAsync(trial.mismatches, 0, sizeof(int32_t), context.stream));
     if (result.ok()) {
-      result = CudaStatus("trial", LaunchCompareRows(context, trial.out, rows, row_bytes / sizeof(uint32_t),
-                                                     trial.expected, trial_rows,
-                                                     static_cast<int32_t*>(trial.mismatches)));
+      result = CudaStatus(
+          "trial", LaunchCompareRows(context, trial.out, rows, row_bytes / sizeof(uint32_t), trial.expected,
+                                     trial_rows, static_cast<int32_t*>(trial.mismatches)));
     }
     if (result.ok()) result = CudaStatus("trial", cudaEventRecord(trial.begin, context.stream));
     for (int i = 0; i < kTimedRuns && result.ok(); ++i) {
-      result = CublasError("trial", handle_->Matmul(context, problem, trial.y, trial.weight, trial.out, algorithm));
+      result = CublasError("trial",
+                           handle_->Matmul(context, problem, trial.y, trial.weight, trial.out, algorithm));
     }
     if (result.ok()) result = CudaStatus("trial", cudaEventRecord(trial.end, context.stream));
     if (result.ok()) {
@@ -236,7 +244,8 @@ DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, 
     }
     if (result.ok()) result = CudaStatus("trial", cudaStreamSynchronize(context.stream));
     float milliseconds = 0;
-    if (result.ok()) result = CudaStatus("trial", cudaEventElapsedTime(&milliseconds, trial.begin, trial.end));
+    if (result.ok())
+      result = CudaStatus("trial", cudaEventElapsedTime(&milliseconds, trial.begin, trial.end));
     seconds = milliseconds / 1000 / kTimedRuns;
     equal = result.ok() && mismatches == 0;
     return result;
@@ -261,7 +270,8 @@ DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, 
   if (!status.ok()) return status;
   if (reference == nullptr) {
     return {DeviceStatus::Code::kInternal, "cublasLt has no product for [" + std::to_string(outputs) + ", " +
-                                               std::to_string(cols) + "] whose rows do not depend on each other"};
+                                               std::to_string(cols) +
+                                               "] whose rows do not depend on each other"};
   }
 
   for (const int rows : buckets) {
@@ -298,7 +308,8 @@ DeviceStatus PrefillLinear::Run(const LaunchContext& context, const void* y, int
   Problem problem;
   DeviceStatus status = MakeProblem(context.act, outputs, cols, output, num_rows, problem);
   if (!status.ok()) return status;
-  return CublasError("cublasLtMatmul", handle_->Matmul(context, problem, y, weight, out, plan->second->For(num_rows)));
+  return CublasError("cublasLtMatmul",
+                     handle_->Matmul(context, problem, y, weight, out, plan->second->For(num_rows)));
 }
 
 }  // namespace efla::cuda

@@ -17,9 +17,10 @@ enum class PrefillOutput : uint8_t {
   kAddFloat,  // float32 [rows, outputs], added to
 };
 
-// out = y weight^T for the rows of prompts. The bits of an output row depend on its row of y alone: no algorithm
-// splits the sum over cols among blocks, and of the algorithms for different row counts only those are used that
-// gave the bits of one reference on this device, checked when a shape is first met. Not thread-safe.
+// out = y weight^T for the rows of prompts. The bits of an output row depend on its row of y alone: no
+// algorithm splits the sum over cols among blocks, and of the algorithms for different row counts only those
+// are used that gave the bits of one reference on this device, checked when a shape is first met. Not
+// thread-safe.
 class PrefillLinear {
  public:
   PrefillLinear();
@@ -27,13 +28,14 @@ class PrefillLinear {
 
   DeviceStatus Open();
 
-  // Chooses and checks the algorithms for a weight's shape, on random data, unless it has been done. `max_rows` is
-  // the most that Run will be asked for. Waits for the stream; takes some tens of milliseconds.
-  DeviceStatus Tune(const LaunchContext& context, int64_t outputs, int64_t cols, PrefillOutput output, int max_rows);
+  // Chooses and checks the algorithms for a weight's shape, on random data, unless it has been done.
+  // `max_rows` is the most that Run will be asked for. Waits for the stream; takes some tens of milliseconds.
+  DeviceStatus Tune(const LaunchContext& context, int64_t outputs, int64_t cols, PrefillOutput output,
+                    int max_rows);
 
   // y act [num_rows, cols], weight act [outputs, cols]. The shape has been tuned.
-  DeviceStatus Run(const LaunchContext& context, const void* y, int num_rows, const void* weight, int64_t outputs,
-                   int64_t cols, PrefillOutput output, void* out);
+  DeviceStatus Run(const LaunchContext& context, const void* y, int num_rows, const void* weight,
+                   int64_t outputs, int64_t cols, PrefillOutput output, void* out);
 
  private:
   struct Plan;

@@ -13,9 +13,9 @@
 namespace efla::cuda {
 
 // --- Programmatic dependent launch ---
-// The rule that keeps early starts safe: every thread of every kernel of a step waits before it reads what the
-// kernels before it wrote, or writes anything; and a kernel triggers only after its own wait. So what a kernel
-// does before its wait runs when everything but its direct predecessor is complete.
+// The rule that keeps early starts safe: every thread of every kernel of a step waits before it reads what
+// the kernels before it wrote, or writes anything; and a kernel triggers only after its own wait. So what a
+// kernel does before its wait runs when everything but its direct predecessor is complete.
 
 __device__ inline void GridDependencyWait() {
 #if __CUDA_ARCH__ >= 900
@@ -47,7 +47,8 @@ __device__ inline uint32_t SharedAddress(const void* shared) {
 // Starts a copy of 16 bytes from global to shared memory; zeros when not `valid` (`global` is not read then).
 __device__ inline void CpAsync16(void* shared, const void* global, bool valid) {
   const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)), "l"(global), "r"(bytes)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(SharedAddress(shared)), "l"(global),
+               "r"(bytes)
                : "memory");
 }
 
@@ -86,8 +87,9 @@ __device__ inline void Mma<__nv_bfloat16>(float (&d)[4], const uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8 (16 bytes each).
-// Lane l receives elements [l / 4][2 (l % 4), + 1] of matrix i in r[i]; of its transpose for LdMatrix4Trans.
+// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8 (16 bytes
+// each). Lane l receives elements [l / 4][2 (l % 4), + 1] of matrix i in r[i]; of its transpose for
+// LdMatrix4Trans.
 __device__ inline void LdMatrix4(uint32_t (&r)[4], const void* shared_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

@@ -6,13 +6,15 @@
 //   S <- decay S + k u^T,  o = decay r + (k.q) u
 //   out = rms_norm(o; o_norm) (* silu(gate))
 //
-// Shapes: proj act [rows, q|k|v|gate], state float32 [d_k, d_v] a head in the pool's slots, out act [rows, heads d_v].
-// kSplit blocks, a cluster, own one (row, head); a block kDv / kSplit columns of its state, which lie in registers from
-// the first instruction on: a thread 4 columns of kDk / kRowGroups consecutive rows, all loaded (16 bytes each) before
-// any is used. Every block of a cluster computes q and k of the head anew; the sums of squares for the output norm
-// cross the cluster in its shared memory. Bytes: 8 d_k d_v a head for the state, and 8 (conv_size - 1) (2 d_k + d_v).
+// Shapes: proj act [rows, q|k|v|gate], state float32 [d_k, d_v] a head in the pool's slots, out act [rows,
+// heads d_v]. kSplit blocks, a cluster, own one (row, head); a block kDv / kSplit columns of its state, which
+// lie in registers from the first instruction on: a thread 4 columns of kDk / kRowGroups consecutive rows,
+// all loaded (16 bytes each) before any is used. Every block of a cluster computes q and k of the head anew;
+// the sums of squares for the output norm cross the cluster in its shared memory. Bytes: 8 d_k d_v a head for
+// the state, and 8 (conv_size - 1) (2 d_k + d_v).
 //
-// Exactness: p and r are summed over rows as a fixed binary tree whatever kSplit is; nothing depends on other rows.
+// Exactness: p and r are summed over rows as a fixed binary tree whatever kSplit is; nothing depends on other
+// rows.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/mix.cuh"
@@ -54,12 +56,13 @@ __device__ inline float TreeSum(const float* values, int stride) {
   }
 }
 
-// Blocks that a multiprocessor must hold for enough bytes in flight: 8 blocks of 16 KB are four times what the
-// memory's latency asks for.
+// Blocks that a multiprocessor must hold for enough bytes in flight: 8 blocks of 16 KB are four times what
+// the memory's latency asks for.
 constexpr int kMinSplitBlocks = 8;
 
 template <typename Act, int kDk, int kDv, int kSplit>
-__global__ __launch_bounds__(Tile<kDk, kDv, kSplit>::kThreads, kSplit > 1 ? kMinSplitBlocks : 1) void RecurrentKernel(RecurrentParams params) {
+__global__ __launch_bounds__(Tile<kDk, kDv, kSplit>::kThreads,
+                             kSplit > 1 ? kMinSplitBlocks : 1) void RecurrentKernel(RecurrentParams params) {
   using T = Tile<kDk, kDv, kSplit>;
   EFLA_DYNAMIC_SHARED(raw);
   typename T::Shared& shared = *reinterpret_cast<typename T::Shared*>(raw);
@@ -92,7 +95,8 @@ __global__ __launch_bounds__(Tile<kDk, kDv, kSplit>::kThreads, kSplit > 1 ? kMin
   const auto part_of = [](int c) { return c < kDk ? kQuery : c < 2 * kDk ? kKey : kValue; };
   const auto channel_of = [&](int c) {  // among the q|k|v channels
     const int part = part_of(c);
-    return PartChannel(layer, part, head) + (part == kValue ? rank * T::kColumns + c - 2 * kDk : c - part * kDk);
+    return PartChannel(layer, part, head) +
+           (part == kValue ? rank * T::kColumns + c - 2 * kDk : c - part * kDk);
   };
   for (int c = threadIdx.x; c < T::kChannels; c += T::kThreads) {
     const float* tail = read + state.conv_offset + channel_of(c);
@@ -101,7 +105,8 @@ __global__ __launch_bounds__(Tile<kDk, kDv, kSplit>::kThreads, kSplit > 1 ? kMin
 
   GridDependencyWait();
   GridDependencyTrigger();
-  const Act* proj = static_cast<const Act*>(params.mix.proj) + static_cast<int64_t>(row) * layer.proj_columns();
+  const Act* proj =
+      static_cast<const Act*>(params.mix.proj) + static_cast<int64_t>(row) * layer.proj_columns();
   for (int c = threadIdx.x; c < T::kChannels; c += T::kThreads) {
     const int part = part_of(c);
     const int64_t channel = channel_of(c);
@@ -219,11 +224,12 @@ __global__ __launch_bounds__(Tile<kDk, kDv, kSplit>::kThreads, kSplit > 1 ? kMin
       o[c] = o[c] * scale * layer.o_norm[head_column + c];
       if (layer.use_gate) o[c] *= Silu(ToFloat(gate[c]));
     }
-    Act* out = static_cast<Act*>(params.mix.out) + static_cast<int64_t>(row) * layer.v_channels() + out_column;
+    Act* out =
+        static_cast<Act*>(params.mix.out) + static_cast<int64_t>(row) * layer.v_channels() + out_column;
     *reinterpret_cast<uint2*>(out) = {PackPair<Act>(o[0], o[1]), PackPair<Act>(o[2], o[3])};
   }
-  // The window moves on by one input. q and k are shared by the cluster's blocks, which have all read them by now:
-  // each writes its share.
+  // The window moves on by one input. q and k are shared by the cluster's blocks, which have all read them by
+  // now: each writes its share.
   for (int c = threadIdx.x; c < T::kChannels; c += T::kThreads) {
     if (c < 2 * kDk && c % kDk / (kDk / kSplit) != rank) continue;
     float* tail = write + state.conv_offset + channel_of(c);

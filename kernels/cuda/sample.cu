@@ -1,15 +1,17 @@
 // One row of logits to a token: the draw or the score, its log-probability, the best alternatives.
 //
-// Steps, in order: temperature, top-k, top-p, min-p, draw. Tokens are ranked by logit, equal ones by lower id.
+// Steps, in order: temperature, top-k, top-p, min-p, draw. Tokens are ranked by logit, equal ones by lower
+// id.
 //   top-k  keeps the k first ranks;
 //   top-p  keeps the fewest first ranks whose share of the kept probability reaches top_p;
 //   min-p  keeps those of at least min_p times the best one's probability;
-//   draw   inverts the cumulative distribution of what is kept, in the order of ids, at CounterUniform(seed, position).
+//   draw   inverts the cumulative distribution of what is kept, in the order of ids, at CounterUniform(seed,
+//   position).
 //
 // Shapes: logits float32 [rows, vocab]; results [rows] and top [sum of num_top] in host memory.
-// A block owns one row. Nothing is sorted: a cut is found by bisection over the logits' bits, each step one pass that
-// counts (or weighs) what lies above, over the row in shared memory where it fits there. Sums run in double, in an order
-// that depends on the vocabulary's size alone. Bytes: 4 vocab a row.
+// A block owns one row. Nothing is sorted: a cut is found by bisection over the logits' bits, each step one
+// pass that counts (or weighs) what lies above, over the row in shared memory where it fits there. Sums run
+// in double, in an order that depends on the vocabulary's size alone. Bytes: 4 vocab a row.
 #include "kernels/counter_random.h"
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/launch.cuh"
@@ -117,8 +119,8 @@ __device__ inline Above MeasureFrom(const Row& row, uint32_t threshold, const Ke
   return {static_cast<int>(total), weigh ? BlockSum(weight, scratch) : total};
 }
 
-// A threshold with measure >= wanted from it on and < wanted from `high` on, with at most one distinct logit, or one
-// token, between the two.
+// A threshold with measure >= wanted from it on and < wanted from `high` on, with at most one distinct logit,
+// or one token, between the two.
 struct Bracket {
   uint32_t low, high;
   Above from_low, from_high;
@@ -128,9 +130,9 @@ struct Bracket {
 __device__ inline Bracket Bisect(const Row& row, Bracket bracket, const Kept& kept, double wanted, bool weigh,
                                  Scratch& scratch) {
   constexpr int kStepsByValue = 24;
-  for (int step = 0; bracket.high - bracket.low > 1 && bracket.from_low.count - bracket.from_high.count > 1; ++step) {
-    uint32_t middle =
-        OrderedBits(0.5f * FromOrderedBits(bracket.low) + 0.5f * FromOrderedBits(bracket.high));
+  for (int step = 0; bracket.high - bracket.low > 1 && bracket.from_low.count - bracket.from_high.count > 1;
+       ++step) {
+    uint32_t middle = OrderedBits(0.5f * FromOrderedBits(bracket.low) + 0.5f * FromOrderedBits(bracket.high));
     if (step >= kStepsByValue || middle <= bracket.low || middle >= bracket.high) {
       middle = bracket.low + (bracket.high - bracket.low) / 2;
     }
@@ -174,11 +176,13 @@ __device__ inline Kept Cut(const Row& row, int top_k, float top_p, Scratch& scra
   kept.threshold = 0xffffffffu - static_cast<uint32_t>(BlockMax(least, scratch));
   const uint32_t above_all = OrderedBits(row.max) + 1;
   if (cut_k) {
-    const Bracket whole = {kept.threshold, above_all, {row.vocab_size, static_cast<double>(row.vocab_size)}, {0, 0.0}};
+    const Bracket whole = {
+        kept.threshold, above_all, {row.vocab_size, static_cast<double>(row.vocab_size)}, {0, 0.0}};
     const Bracket cut = Bisect(row, whole, kept, top_k, false, scratch);
     kept.threshold = cut.low;
     // More than top_k from here on: equal logits, of which the first few are kept.
-    if (cut.from_low.count > top_k) kept.last_id = NthEqual(row, cut.low, top_k - cut.from_high.count, scratch);
+    if (cut.from_low.count > top_k)
+      kept.last_id = NthEqual(row, cut.low, top_k - cut.from_high.count, scratch);
   }
   if (top_p < 1.0f) {
     const Above all = MeasureFrom(row, kept.threshold, kept, true, scratch);
@@ -191,15 +195,16 @@ __device__ inline Kept Cut(const Row& row, int top_k, float top_p, Scratch& scra
     if (available > 1) {
       const double weight = static_cast<double>(expf((FromOrderedBits(cut.low) - row.max) / row.temperature));
       int needed = 1;
-      for (double sum = cut.from_high.weight + weight; sum < wanted && needed < available; sum += weight) ++needed;
+      for (double sum = cut.from_high.weight + weight; sum < wanted && needed < available; sum += weight)
+        ++needed;
       if (needed < available) kept.last_id = NthEqual(row, cut.low, needed, scratch);
     }
   }
   return kept;
 }
 
-// Inverts the cumulative distribution. Warp w sums a run of ids, 32 at a time; the warp that holds the target then
-// walks its run again.
+// Inverts the cumulative distribution. Warp w sums a run of ids, 32 at a time; the warp that holds the target
+// then walks its run again.
 __device__ inline int Draw(const Row& row, const Kept& kept, float min_p, double uniform, Scratch& scratch,
                            int& drawn) {
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
@@ -295,7 +300,8 @@ __global__ __launch_bounds__(kThreads, 1) void SampleKernel(SampleParams params)
   }
   best = BlockMax(best, scratch);
   if (kRowInShared) logits = reinterpret_cast<const float*>(shared);
-  const Row row = {logits, vocab_size, FromOrderedBits(static_cast<uint32_t>(best >> 32)), sample.temperature};
+  const Row row = {logits, vocab_size, FromOrderedBits(static_cast<uint32_t>(best >> 32)),
+                   sample.temperature};
 
   double sum = 0;
   for (int id = threadIdx.x; id < vocab_size; id += kThreads) {
@@ -324,7 +330,8 @@ __global__ __launch_bounds__(kThreads, 1) void SampleKernel(SampleParams params)
     if (i + 1 < sample.num_top) best = BlockMax(next, scratch);
   }
   if (threadIdx.x == 0) {
-    params.results[index] = {token, static_cast<float>(static_cast<double>(logits[token]) - log_sum), 1, top_begin};
+    params.results[index] = {token, static_cast<float>(static_cast<double>(logits[token]) - log_sum), 1,
+                             top_begin};
   }
 }
 

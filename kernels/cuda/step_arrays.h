@@ -12,7 +12,8 @@
 
 namespace efla::cuda {
 
-// The arrays lie in one block, those of decode steps first, so that a step is one copy of the block's used part.
+// The arrays lie in one block, those of decode steps first, so that a step is one copy of the block's used
+// part.
 class StepArrays {
  public:
   // Segments that one round of the chunk kernels serves.
@@ -28,8 +29,8 @@ class StepArrays {
 
   cudaError_t Allocate(int max_tokens, int max_decode, int max_samples);
 
-  // Fills the staging memory. Decode rows and sample rows are padded to the numbers given, with token 0 and row 0.
-  // `passes` receives the segments in order, at most `chunk_capacity` chunks a pass.
+  // Fills the staging memory. Decode rows and sample rows are padded to the numbers given, with token 0 and
+  // row 0. `passes` receives the segments in order, at most `chunk_capacity` chunks a pass.
   void Fill(const StepInput& input, int padded_decode, int padded_samples, int chunk_capacity,
             std::vector<Pass>& passes);
   // Copies what Fill wrote.

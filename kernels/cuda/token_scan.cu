@@ -2,11 +2,11 @@
 //
 //   p = S^T k, r = S^T q,  u = write v - decay erase p,  S <- decay S + k u^T,  o = decay r + (k.q) u
 //
-// Shapes: prepared float32 [tokens, q|k|v] and scalars [tokens, heads] of chunk_prepare.cu; state float32 [d_k, d_v] a
-// head; mixed float32 [tokens, heads d_v].
-// A block owns one head of one segment and 32 columns of its state, which stay in registers from the first token to the
-// last: a thread 4 columns of kDk / 16 rows. Bound by the latency of one token (two barriers), not by bytes.
-// Exactness: one token after the other, so no cut of a segment can matter.
+// Shapes: prepared float32 [tokens, q|k|v] and scalars [tokens, heads] of chunk_prepare.cu; state float32
+// [d_k, d_v] a head; mixed float32 [tokens, heads d_v]. A block owns one head of one segment and 32 columns
+// of its state, which stay in registers from the first token to the last: a thread 4 columns of kDk / 16
+// rows. Bound by the latency of one token (two barriers), not by bytes. Exactness: one token after the other,
+// so no cut of a segment can matter.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/mix.cuh"
@@ -64,7 +64,8 @@ __global__ __launch_bounds__(kThreads) void TokenScanKernel(ChunkParams params) 
           PartChannel(layer, part, head) + (part == kValue ? column_begin + c - 2 * kDk : c - part * kDk);
       next[i] = prepared[token * channels + channel];
     }
-    if (threadIdx.x == 0) next_scalars = params.scalars[(segment.token_begin + token) * layer.num_heads + head];
+    if (threadIdx.x == 0)
+      next_scalars = params.scalars[(segment.token_begin + token) * layer.num_heads + head];
   };
   fetch(0);
   float* out = params.mixed + static_cast<int64_t>(segment.token_begin) * layer.v_channels() +
@@ -127,7 +128,8 @@ __global__ __launch_bounds__(kThreads) void TokenScanKernel(ChunkParams params) 
       s[i].w = fmaf(k[i], u[3], scalar.x * s[i].w);
     }
     if (threadIdx.x < kColumnGroups) {
-      *reinterpret_cast<float4*>(out + static_cast<int64_t>(token) * layer.v_channels()) = {o[0], o[1], o[2], o[3]};
+      *reinterpret_cast<float4*>(out + static_cast<int64_t>(token) * layer.v_channels()) = {o[0], o[1], o[2],
+                                                                                            o[3]};
     }
   }
 

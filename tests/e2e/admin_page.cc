@@ -113,7 +113,7 @@ int Metrics::NumSeries(const std::string& name) const { return static_cast<int>(
 
 void ExpectIdle(const std::string& admin_address) {
   double waiting = -1, running = -1, in_use = -1;
-  EXPECT_TRUE(Eventually([&] {
+  const auto is_idle = [&] {
     const Metrics metrics = Metrics::Read(admin_address);
     EXPECT_GT(metrics.NumSeries("efla_requests_waiting"), 0);
     EXPECT_GT(metrics.NumSeries("efla_requests_running"), 0);
@@ -122,9 +122,10 @@ void ExpectIdle(const std::string& admin_address) {
     running = metrics.Sum("efla_requests_running");
     in_use = metrics.Sum("efla_state_slots", {"kind=\"total\""}) -
              metrics.Sum("efla_state_slots", {"kind=\"free\""});
-    return (waiting == 0 && running == 0 && in_use == 0) || ::testing::Test::HasFailure();
-  })) << "waiting "
-      << waiting << ", running " << running << ", slots in use " << in_use;
+    return waiting == 0 && running == 0 && in_use == 0;
+  };
+  EXPECT_TRUE(Eventually(is_idle)) << "waiting " << waiting << ", running " << running << ", slots in use "
+                                   << in_use;
 }
 
 }  // namespace efla::e2e

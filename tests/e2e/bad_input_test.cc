@@ -179,8 +179,8 @@ const std::vector<BadGenerate>& BadGenerates() {
 class BadInputTest : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    server_ = ServerProcess::Start(GoldenDir("efla_basic"),
-                                   {"--max-prompt-tokens", "100", "--model-name", "efla_basic"})
+    server_ = ServerProcess::Start(GoldenDir("efla_basic"), {"--max-prompt-tokens", "100", "--model-name",
+                                                             "efla_basic", "--max-message-mib", "1"})
                   .release();
   }
   static void TearDownTestSuite() { delete server_; }
@@ -314,7 +314,7 @@ TEST_F(BadInputTest, BytesThatAreNoRequestAreRefused) {
 
 TEST_F(BadInputTest, AMessageOverTheReceiveLimitIsRefused) {
   v1::GenerateRequest request = Good();
-  request.set_request_id(std::string(size_t{80} << 20, 'x'));
+  request.set_request_id(std::string((size_t{1} << 20) + 1, 'x'));
   EXPECT_EQ(Complete(request).error_code(), StatusCode::RESOURCE_EXHAUSTED);
 }
 

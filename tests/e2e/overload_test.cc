@@ -98,11 +98,13 @@ TEST(OverloadTest, AWaitingCallThatIsCancelledOrExpiresLeavesTheQueue) {
 TEST(OverloadTest, ASlowReaderThatCatchesUpLosesNothing) {
   const auto server = ServerProcess::Start(GoldenDir("efla_basic"));
   ASSERT_NE(server, nullptr);
-  constexpr uint32_t kTokens = 30'000;
+  constexpr uint32_t kTokens = 10'000;  // with their alternatives about 3 MB: more than all buffers hold
   v1::GenerateRequest request = GreedyRequest(kPrompt, kTokens);
   request.mutable_sampling()->set_temperature(1);
   request.mutable_sampling()->set_seed(5);
-  const auto stub = v1::Generation::NewStub(server->NewChannel());
+  request.mutable_output()->set_logprobs(true);
+  request.mutable_output()->set_top_logprobs(20);
+  const auto stub = v1::Generation::NewStub(server->NewSmallWindowChannel());
 
   grpc::ClientContext context;
   SetTimeout(context, kCallTimeout);
@@ -134,10 +136,13 @@ TEST(OverloadTest, ASlowReaderThatCatchesUpLosesNothing) {
 TEST(OverloadTest, ASlowReaderIsEndedAfterItsTime) {
   const auto server = ServerProcess::Start(GoldenDir("efla_basic"), {"--slow-reader-timeout", "0.2"});
   ASSERT_NE(server, nullptr);
-  const auto stub = v1::Generation::NewStub(server->NewChannel());
+  const auto stub = v1::Generation::NewStub(server->NewSmallWindowChannel());
   grpc::ClientContext context;
   SetTimeout(context, kCallTimeout);
-  const auto reader = stub->Generate(&context, GreedyRequest(kPrompt, kEndless));
+  v1::GenerateRequest request = GreedyRequest(kPrompt, kEndless);
+  request.mutable_output()->set_logprobs(true);
+  request.mutable_output()->set_top_logprobs(20);
+  const auto reader = stub->Generate(&context, request);
   v1::GenerateResponse event;
   ASSERT_TRUE(reader->Read(&event));
   ExpectIdle(server->admin_address());

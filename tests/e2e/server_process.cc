@@ -44,6 +44,13 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   return pointers;
 }
 
+grpc::ChannelArguments OwnConnection() {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetMaxReceiveMessageSize(-1);
+  return arguments;
+}
+
 }  // namespace
 
 std::filesystem::path SourceDir() { return Environment("EFLA_TEST_SOURCE_DIR", EFLA_SOURCE_DIR); }
@@ -210,10 +217,14 @@ ServerProcess::~ServerProcess() {
 }
 
 std::shared_ptr<grpc::Channel> ServerProcess::NewChannel(const std::string& service_config) const {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  arguments.SetMaxReceiveMessageSize(-1);
+  grpc::ChannelArguments arguments = OwnConnection();
   if (!service_config.empty()) arguments.SetServiceConfigJSON(service_config);
+  return grpc::CreateCustomChannel(grpc_address_, grpc::InsecureChannelCredentials(), arguments);
+}
+
+std::shared_ptr<grpc::Channel> ServerProcess::NewSmallWindowChannel() const {
+  grpc::ChannelArguments arguments = OwnConnection();
+  arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // it would widen the window for a fast connection
   return grpc::CreateCustomChannel(grpc_address_, grpc::InsecureChannelCredentials(), arguments);
 }
 

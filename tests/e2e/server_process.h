@@ -97,6 +97,8 @@ class ServerProcess {
 
   // A channel with a connection of its own. `service_config` is JSON; empty: none.
   std::shared_ptr<grpc::Channel> NewChannel(const std::string& service_config = "") const;
+  // The same, taking in no more than the smallest window of HTTP/2 ahead of the program's reads.
+  std::shared_ptr<grpc::Channel> NewSmallWindowChannel() const;
   // The exit status; from here on the server may be gone.
   std::optional<int> WaitForExit(milliseconds timeout = seconds(30));
   // The same after a SIGTERM.

@@ -20,13 +20,9 @@
 #include "model/checkpoint.h"
 #include "model/model.h"
 #include "model/state_pool.h"
+#include "tests/source_path.h"
 
 namespace efla {
-
-// A path below the source tree, e.g. "tests/golden/efla_basic".
-inline std::string SourcePath(const std::string& relative) {
-  return std::string(EFLA_SOURCE_DIR) + "/" + relative;
-}
 
 inline nlohmann::json ReadJson(const std::string& path) {
   std::ifstream file(path);

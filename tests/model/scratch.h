@@ -10,9 +10,9 @@
 #include <iterator>
 #include <string>
 
-namespace efla {
+#include "tests/source_path.h"
 
-inline std::string SourcePath(const std::string& path) { return std::string(EFLA_SOURCE_DIR) + "/" + path; }
+namespace efla {
 
 inline std::string ReadWhole(const std::string& path) {
   std::ifstream file(path, std::ios::binary);

@@ -22,12 +22,9 @@
 #include "model/tokenizer.h"
 #include "server/engine/engine.h"
 #include "tests/server/test_device.h"
+#include "tests/source_path.h"
 
 namespace efla {
-
-inline std::string SourcePath(const std::string& relative) {
-  return std::string(EFLA_SOURCE_DIR) + "/" + relative;
-}
 
 // A clock that stands still until it is moved.
 class ManualClock {

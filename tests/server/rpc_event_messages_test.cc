@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "server/rpc/event_messages.h"
+#include "tests/source_path.h"
 
 namespace efla {
 namespace {
@@ -27,7 +28,7 @@ DeltaEvent Delta(std::string text, TokenId id) {
 class EventMessagesTest : public testing::Test {
  protected:
   void SetUp() override {
-    auto tokenizer = Tokenizer::Open(EFLA_SOURCE_DIR "/model/demo/tokenizer.model");
+    auto tokenizer = Tokenizer::Open(SourcePath("model/demo/tokenizer.model"));
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
     tokenizer_ = *std::move(tokenizer);
     context_ = {

@@ -7,6 +7,7 @@
 
 #include "google/rpc/error_details.pb.h"
 #include "server/rpc/request_validation.h"
+#include "tests/source_path.h"
 
 namespace efla {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 class RequestValidationTest : public testing::Test {
  protected:
   void SetUp() override {
-    auto tokenizer = Tokenizer::Open(EFLA_SOURCE_DIR "/model/demo/tokenizer.model");
+    auto tokenizer = Tokenizer::Open(SourcePath("model/demo/tokenizer.model"));
     ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
     tokenizer_ = *std::move(tokenizer);
     config_.vocab_size = tokenizer_->vocab_size();
