@@ -2,6 +2,9 @@
 
 #include <CivetServer.h>
 
+#include <chrono>
+#include <stop_token>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -75,6 +78,17 @@ class CivetAdminHttp : public AdminHttp {
     server_.addHandler("/", index_);
     if (const std::vector<int> ports = server_.getListeningPorts(); !ports.empty())
       address_.port = ports.front();
+  }
+
+  // civetweb notices that it should stop when a connection comes or after two seconds: connections are made.
+  ~CivetAdminHttp() override {
+    const std::jthread caller([this](const std::stop_token& stop) {
+      while (!stop.stop_requested()) {
+        TouchListener(address_);
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      }
+    });
+    server_.close();
   }
 
   ListenAddress address() const override { return address_; }

@@ -42,15 +42,26 @@ std::string ListenAddress::ToString() const {
                                              : absl::StrFormat("[%s]:%d", host, port);
 }
 
-std::string WhyNotListening(const ListenAddress& address) {
+namespace {
+
+// The socket addresses behind it; null with `error` set to the reason.
+std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> Resolve(const ListenAddress& address, std::string& error) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_PASSIVE;
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
-  if (error != 0) return gai_strerror(error);
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
-  for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
+  const int code = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
+  if (code != 0) error = gai_strerror(code);
+  return {found, freeaddrinfo};
+}
+
+}  // namespace
+
+std::string WhyNotListening(const ListenAddress& address) {
+  std::string error;
+  const auto found = Resolve(address, error);
+  if (found == nullptr) return error;
+  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
     const int fd = socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol);
     if (fd < 0) return std::strerror(errno);
     const int on = 1;
@@ -61,6 +72,17 @@ std::string WhyNotListening(const ListenAddress& address) {
     if (!why.empty()) return why;
   }
   return "the address could not be bound";
+}
+
+void TouchListener(const ListenAddress& address) {
+  std::string error;
+  const auto found = Resolve(address, error);
+  for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
+    const int fd = socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, one->ai_protocol);
+    if (fd < 0) continue;
+    (void)connect(fd, one->ai_addr, one->ai_addrlen);  // that it is under way is enough
+    close(fd);
+  }
 }
 
 }  // namespace efla

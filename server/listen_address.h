@@ -21,6 +21,9 @@ struct ListenAddress {
 // Why nothing can listen there, in the system's words ("Address already in use"); found by trying to bind.
 std::string WhyNotListening(const ListenAddress& address);
 
+// Opens a connection to whoever listens there, and closes it: wakes a loop that waits for one.
+void TouchListener(const ListenAddress& address);
+
 }  // namespace efla
 
 #endif  // EFLA_SERVER_LISTEN_ADDRESS_H_

@@ -185,10 +185,8 @@ struct Metrics::Series {
                                      "From there until the prompt was computed.", kPhaseSeconds);
   Histogram& decode =
       MakeHistogram("efla_request_decode_seconds", "From there until the end.", kPhaseSeconds);
-  Counter& prompt_tokens =
-      MakeCounter("efla_prompt_tokens_total", "Prompt tokens of ended requests that ran.");
-  Counter& generation_tokens =
-      MakeCounter("efla_generation_tokens_total", "Tokens drawn, by ended requests.");
+  Counter& prompt_tokens = MakeCounter("efla_prompt_tokens_total", "Prompt tokens computed, as they are.");
+  Counter& generation_tokens = MakeCounter("efla_generation_tokens_total", "Tokens drawn, as they are.");
   Histogram& request_prompt =
       MakeHistogram("efla_request_prompt_tokens", "Prompt tokens of a request.", kTokens);
   Histogram& request_generation =
@@ -255,13 +253,18 @@ void Metrics::OnStep(const Step& step) {
   series_->step_seconds[phase]->Observe(step.seconds);
   series_->busy_seconds[phase]->Increment(step.seconds);
   series_->host_seconds.Increment(step.host_seconds);
+  series_->prompt_tokens.Increment(step.prefill_tokens);
 }
 
 void Metrics::OnFirstToken(double seconds_since_submit) {
   series_->first_token.Observe(seconds_since_submit);
+  series_->generation_tokens.Increment();
 }
 
-void Metrics::OnTokenGap(double seconds) { series_->token_gap.Observe(seconds); }
+void Metrics::OnTokenGap(double seconds) {
+  series_->token_gap.Observe(seconds);
+  series_->generation_tokens.Increment();
+}
 
 void Metrics::OnEnd(Outcome outcome, const Usage& usage, const Timing& timing) {
   Series& s = *series_;
@@ -270,8 +273,6 @@ void Metrics::OnEnd(Outcome outcome, const Usage& usage, const Timing& timing) {
   const bool ran = timing.queue_us > 0 || timing.prefill_us > 0;
   if (!ran) return;
   s.queue.Observe(Seconds(timing.queue_us));
-  s.prompt_tokens.Increment(static_cast<double>(usage.prompt_tokens));
-  s.generation_tokens.Increment(static_cast<double>(usage.completion_tokens));
   s.request_prompt.Observe(static_cast<double>(usage.prompt_tokens));
   s.request_generation.Observe(static_cast<double>(usage.completion_tokens));
   if (timing.prefill_us > 0) {

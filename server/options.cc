@@ -8,6 +8,7 @@
 #include <limits>
 #include <map>
 
+#include "absl/strings/str_format.h"
 #include "model/config.h"
 
 namespace efla {
@@ -87,7 +88,7 @@ void Declare(CLI::App& app, Options& options, RawOptions& raw) {
 
 std::chrono::milliseconds Milliseconds(const std::string& flag, double seconds) {
   if (!std::isfinite(seconds))
-    throw CLI::ValidationError("--" + flag, "is not a number");  // passes any range
+    throw CLI::ValidationError("--" + flag, absl::StrFormat("%g is not a number of seconds", seconds));
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
 

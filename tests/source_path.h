@@ -7,8 +7,8 @@
 
 namespace efla {
 
-// A path below the source tree, e.g. "tests/golden/efla_basic". EFLA_TEST_SOURCE_DIR replaces the tree that the
-// tests were built from: an installed test runs on another machine.
+// A path below the source tree, e.g. "tests/golden/efla_basic". EFLA_TEST_SOURCE_DIR replaces the tree that
+// the tests were built from: an installed test runs on another machine.
 inline std::string SourcePath(const std::string& relative) {
   const char* given = std::getenv("EFLA_TEST_SOURCE_DIR");
   return std::string(given != nullptr && *given != '\0' ? given : EFLA_SOURCE_DIR) + "/" + relative;

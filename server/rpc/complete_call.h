@@ -5,6 +5,8 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <utility>
+
 #include "efla/v1/generation.pb.h"
 #include "server/rpc/engine_call.h"
 

@@ -6,6 +6,7 @@
 #include <grpcpp/support/server_callback.h>
 
 #include <atomic>
+#include <utility>
 
 #include "efla/v1/generation.pb.h"
 #include "server/rpc/engine_call.h"

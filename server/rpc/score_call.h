@@ -5,6 +5,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <utility>
 #include <vector>
 
 #include "efla/v1/generation.pb.h"

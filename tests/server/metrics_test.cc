@@ -34,12 +34,21 @@ TEST_F(MetricsTest, AnEndIsCountedOnceWithItsPhases) {
   metrics_.OnEnd(EngineObserver::Outcome::kLength, {.prompt_tokens = 100, .completion_tokens = 11},
                  {.queue_us = 1000, .prefill_us = 20'000, .first_token_us = 30'000, .total_us = 130'000});
   EXPECT_TRUE(Has(R"(efla_requests_total{model="demo",outcome="length"} 1)"));
-  EXPECT_TRUE(Has(R"(efla_prompt_tokens_total{model="demo"} 100)"));
-  EXPECT_TRUE(Has(R"(efla_generation_tokens_total{model="demo"} 11)"));
+  EXPECT_TRUE(Has(R"(efla_request_prompt_tokens_sum{model="demo"} 100)"));
+  EXPECT_TRUE(Has(R"(efla_request_generation_tokens_sum{model="demo"} 11)"));
   EXPECT_TRUE(Has(R"(efla_request_duration_seconds_count{model="demo",outcome_class="ok"} 1)"));
   // 100 ms over the ten tokens after the first.
   EXPECT_TRUE(Has(R"(efla_time_per_output_token_seconds_bucket{model="demo",le="0.008"} 0)"));
   EXPECT_TRUE(Has(R"(efla_time_per_output_token_seconds_bucket{model="demo",le="0.015"} 1)"));
+}
+
+TEST_F(MetricsTest, TokensAreCountedAsTheyAreMade) {
+  metrics_.OnStep({.decode_rows = 0, .prefill_tokens = 64, .sample_rows = 1, .seconds = 1});
+  metrics_.OnFirstToken(1);
+  metrics_.OnTokenGap(0.5);
+  metrics_.OnTokenGap(0.5);
+  EXPECT_TRUE(Has(R"(efla_prompt_tokens_total{model="demo"} 64)"));
+  EXPECT_TRUE(Has(R"(efla_generation_tokens_total{model="demo"} 3)"));
 }
 
 TEST_F(MetricsTest, ARefusalIsCountedOnce) {

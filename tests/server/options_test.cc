@@ -28,7 +28,9 @@ std::string Refusal(const std::vector<const char*>& flags) {
   const std::variant<Options, ExitStatus> parsed = Parse(flags);
   const std::string line = testing::internal::GetCapturedStderr();
   EXPECT_TRUE(std::holds_alternative<ExitStatus>(parsed));
-  if (std::holds_alternative<ExitStatus>(parsed)) EXPECT_EQ(std::get<ExitStatus>(parsed).code, 2);
+  if (std::holds_alternative<ExitStatus>(parsed)) {
+    EXPECT_EQ(std::get<ExitStatus>(parsed).code, 2);
+  }
   EXPECT_EQ(line.find('\n'), line.size() - 1) << line;
   return line;
 }
