@@ -24,9 +24,9 @@ struct SamplingParams {
 };
 
 struct StopParams {
-  int64_t max_tokens = 256;              // >= 0; 0: only the prompt is computed
-  std::vector<std::string> stop;         // at most kMaxStopStrings of at most kMaxStopBytes bytes, none empty
-  std::vector<TokenId> stop_token_ids;   // at most kMaxStopTokenIds
+  int64_t max_tokens = 256;             // >= 0; 0: only the prompt is computed
+  std::vector<std::string> stop;        // at most kMaxStopStrings of at most kMaxStopBytes bytes, none empty
+  std::vector<TokenId> stop_token_ids;  // at most kMaxStopTokenIds
   bool ignore_eos = false;
   absl::Status Validate(int64_t vocab_size) const;
 };

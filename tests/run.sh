@@ -42,12 +42,13 @@ step() {
   return $status
 }
 
-# run_tests NAME CTEST-ARGUMENTS...: adds ctest's counts to the sums.
+# run_tests NAME BUILD-FOLDER CTEST-ARGUMENTS...: adds ctest's counts to the sums.
 run_tests() {
-  local name=$1 start=$SECONDS status total bad skipped
-  shift
+  local name=$1 folder=$2 start=$SECONDS status total bad skipped
+  shift 2
   echo "--- $name: ctest $*"
-  "${runner[@]}" ctest --parallel "$(nproc)" --output-on-failure --no-tests=error "$@" 2>&1 | tee "$log"
+  "${runner[@]}" ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure --no-tests=error "$@" 2>&1 |
+    tee "$log" | grep -v ' (Skipped)$'
   status=${PIPESTATUS[0]}
   times+=("$(printf '%5d s  %s: ctest' $((SECONDS - start)) "$name")")
   total=$(sed -n 's/^[0-9]*% tests passed, [0-9]* tests failed out of \([0-9]*\)$/\1/p' "$log" | tail -n 1)
@@ -58,7 +59,10 @@ run_tests() {
   [ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || bad=1  # ctest failed for a reason that is not a test's
   passed=$((passed + (total > bad ? total - bad - skipped : 0)))
   failed=$((failed + bad))
-  [ "$skipped" -eq 0 ] || echo "--- $name: $skipped skipped"
+  if [ "$skipped" -gt 0 ]; then
+    echo "--- $name: $skipped skipped, their reasons (with how often each was given):"
+    awk '/: Skipped$/ { getline; print }' "$folder/Testing/Temporary/LastTest.log" | sort | uniq -c
+  fi
 }
 
 # Quiet while it works.
@@ -85,12 +89,12 @@ for stage in "${stages[@]}"; do
   case "$stage" in
     release)
       build release release build/test all all_verify_interface_header_sets -- -DEFLA_WERROR=ON &&
-        run_tests release --test-dir build/test
+        run_tests release build/test
       ;;
     asan)
       export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
       export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-      build asan asan build/asan all && run_tests asan --test-dir build/asan --label-exclude style
+      build asan asan build/asan all && run_tests asan build/asan --label-exclude style
       ;;
     tsan)
       # g++ 12's run time needs fewer random address bits than newer kernels use.
@@ -98,7 +102,7 @@ for stage in "${stages[@]}"; do
         runner=(setarch "$(uname -m)" --addr-no-randomize)
       fi
       export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
-      build tsan tsan build/tsan tests/server/all && run_tests tsan --test-dir build/tsan/tests/server
+      build tsan tsan build/tsan tests/server/all && run_tests tsan build/tsan/tests/server
       ;;
     tidy)
       step "tidy: packages" deploy/install_packages.sh tidy &&

@@ -52,6 +52,12 @@ __device__ inline void CpAsync16(void* shared, const void* global, bool valid) {
                : "memory");
 }
 
+// The same for what other blocks of the multiprocessor read as well: through L1, always read.
+__device__ inline void CpAsync16Cached(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(SharedAddress(shared)), "l"(global)
+               : "memory");
+}
+
 __device__ inline void CpAsyncCommit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most kPending of this thread's committed groups are unfinished.
@@ -122,6 +128,20 @@ __device__ inline void ClusterWait() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
+}
+
+// Loads 16 bytes from the shared memory of the cluster's block `rank`, at the place of this block's `shared`.
+__device__ inline float4 LoadFromCluster(const float* shared, int rank) {
+  float4 value = {};
+#if __CUDA_ARCH__ >= 900
+  uint32_t remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(SharedAddress(shared)), "r"(rank));
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(remote)
+               : "memory");
+#endif
+  return value;
 }
 
 // Stores into the shared memory of the cluster's block `rank`, at the place of this block's `shared`.

@@ -7,14 +7,15 @@
 //   out = rms_norm(o; o_norm) (* silu(gate))
 //
 // Shapes: proj act [rows, q|k|v|gate], state float32 [d_k, d_v] a head in the pool's slots, out act [rows,
-// heads d_v]. kSplit blocks, a cluster, own one (row, head); a block kDv / kSplit columns of its state, which
-// lie in registers from the first instruction on: a thread 4 columns of kDk / kRowGroups consecutive rows,
-// all loaded (16 bytes each) before any is used. Every block of a cluster computes q and k of the head anew;
-// the sums of squares for the output norm cross the cluster in its shared memory. Bytes: 8 d_k d_v a head for
-// the state, and 8 (conv_size - 1) (2 d_k + d_v).
+// heads d_v]. A cluster of kDv / kColumns blocks owns one (row, head), a block kColumns columns of its state,
+// which lie in registers from the first instruction on: a thread 4 columns of kDk / kRowGroups consecutive
+// rows. Everything else a block reads is copied to shared memory meanwhile, all of it before any is used, so
+// that a block waits for the memory twice: for its slot's number, then for the rest. Every block of a cluster
+// computes q and k of the head anew; the sums of squares for the output norm cross the cluster in its shared
+// memory. Bytes: 8 d_k d_v a head for the state, and 8 (conv_size - 1) (2 d_k + d_v).
 //
-// Exactness: p and r are summed over rows as a fixed binary tree whatever kSplit is; nothing depends on other
-// rows.
+// Exactness: p and r are summed over rows, and the squares over columns, as fixed trees over groups that
+// every tile is made of: kDk / kGroupsOfRows rows, kNormColumns columns. Nothing depends on other rows.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/mix.cuh"
@@ -23,102 +24,183 @@
 namespace efla::cuda {
 namespace {
 
-constexpr int kRowGroups = 16;     // that the state's rows are cut into, one a thread
+constexpr int kGroupsOfRows = 32;  // that the state's rows are cut into; each is summed in order
 constexpr int kVectorColumns = 4;  // of a thread
-constexpr int kNormColumns = 32;   // whose squares are summed first
+constexpr int kNormColumns = 16;   // whose squares are summed first
+constexpr int kAnyConvSize = -1;   // conv_size is read from the layer
 
-template <int kDk, int kDv, int kSplit>
+template <typename Act, int kDk, int kDv, int kColumns, int kRowGroups>
 struct Tile {
-  static constexpr int kColumns = kDv / kSplit;
+  static constexpr int kSplit = kDv / kColumns;
   static constexpr int kColumnGroups = kColumns / kVectorColumns;
   static constexpr int kThreads = kRowGroups * kColumnGroups;
   static constexpr int kWarps = kThreads / kWarpLanes;
   static constexpr int kRows = kDk / kRowGroups;
+  static constexpr int kGroupRows = kDk / kGroupsOfRows;
   static constexpr int kChannels = 2 * kDk + kColumns;  // that the block computes: q, k, its columns of v
+  static_assert(kDk % kGroupsOfRows == 0 && kRows % kGroupRows == 0 && kDk % kSplit == 0);
   static_assert(kColumns % kNormColumns == 0 && kColumnGroups <= kWarpLanes && kThreads % kWarpLanes == 0);
-  static_assert(kDk % kWarpLanes == 0 && kDk % kSplit == 0);
 
   struct Shared {
     float sums[kWarps][2][kColumns];
     float channels[kChannels];  // activated q, k, v
+    float o_norm[kColumns];
     float squares[kDv / kNormColumns];
+    alignas(16) Act proj[kChannels];
+    alignas(16) Act gate[kColumns];
   };
-  // Behind it: float inputs[conv_size][kChannels], the convolution's window.
+  // Behind it, float: the convolution's older inputs [conv_size - 1][kChannels], its weights
+  // [kChannels][conv_size].
 };
 
 // The sum of values[0 .. kCount) as a binary tree over neighbours.
 template <int kCount>
-__device__ inline float TreeSum(const float* values, int stride) {
+__device__ inline float4 TreeSum(const float* values, int stride) {
   if constexpr (kCount == 1) {
-    return values[0];
+    return *reinterpret_cast<const float4*>(values);
   } else {
-    return TreeSum<kCount / 2>(values, stride) + TreeSum<kCount / 2>(values + kCount / 2 * stride, stride);
+    const float4 low = TreeSum<kCount / 2>(values, stride);
+    const float4 high = TreeSum<kCount / 2>(values + kCount / 2 * stride, stride);
+    return {low.x + high.x, low.y + high.y, low.z + high.z, low.w + high.w};
   }
 }
 
-// Blocks that a multiprocessor must hold for enough bytes in flight: 8 blocks of 16 KB are four times what
-// the memory's latency asks for.
-constexpr int kMinSplitBlocks = 8;
+// weights[0 .. kCount) . states[0 .. kCount): runs of kRun in order, the runs as a binary tree.
+template <int kCount, int kRun>
+__device__ inline float4 TreeDot(const float* weights, const float4* states) {
+  if constexpr (kCount == kRun) {
+    float4 sum = {};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      sum.x = fmaf(weights[i], states[i].x, sum.x);
+      sum.y = fmaf(weights[i], states[i].y, sum.y);
+      sum.z = fmaf(weights[i], states[i].z, sum.z);
+      sum.w = fmaf(weights[i], states[i].w, sum.w);
+    }
+    return sum;
+  } else {
+    const float4 low = TreeDot<kCount / 2, kRun>(weights, states);
+    const float4 high = TreeDot<kCount / 2, kRun>(weights + kCount / 2, states + kCount / 2);
+    return {low.x + high.x, low.y + high.y, low.z + high.z, low.w + high.w};
+  }
+}
 
-template <typename Act, int kDk, int kDv, int kSplit>
-__global__ __launch_bounds__(Tile<kDk, kDv, kSplit>::kThreads,
-                             kSplit > 1 ? kMinSplitBlocks : 1) void RecurrentKernel(RecurrentParams params) {
-  using T = Tile<kDk, kDv, kSplit>;
+__device__ inline float4 AddFromLane(float4 value, int distance) {
+  return {value.x + __shfl_xor_sync(kAllLanes, value.x, distance),
+          value.y + __shfl_xor_sync(kAllLanes, value.y, distance),
+          value.z + __shfl_xor_sync(kAllLanes, value.z, distance),
+          value.w + __shfl_xor_sync(kAllLanes, value.w, distance)};
+}
+
+// Threads that a multiprocessor must hold for enough bytes in flight: 8 blocks of 128, 16 KB each, are four
+// times what the memory's latency asks for.
+constexpr int kMinThreads = 1024;
+
+template <typename Act, int kDk, int kDv, int kColumns, int kRowGroups, int kConvSize>
+__global__ __launch_bounds__(
+    Tile<Act, kDk, kDv, kColumns, kRowGroups>::kThreads,
+    kColumns < kDv ? kMinThreads / Tile<Act, kDk, kDv, kColumns, kRowGroups>::kThreads
+                   : 1) void RecurrentKernel(RecurrentParams params) {
+  using T = Tile<Act, kDk, kDv, kColumns, kRowGroups>;
+  constexpr int kSplit = T::kSplit;
   EFLA_DYNAMIC_SHARED(raw);
   typename T::Shared& shared = *reinterpret_cast<typename T::Shared*>(raw);
-  float* inputs = reinterpret_cast<float*>(raw + sizeof(typename T::Shared));
 
   const MixLayer& layer = params.mix.layer;
+  const int conv_size = kConvSize == kAnyConvSize ? layer.conv_size : kConvSize;
+  const int older_inputs = conv_size > 0 ? conv_size - 1 : 0;
+  float* older = reinterpret_cast<float*>(raw + sizeof(typename T::Shared));
+  float* taps = older + older_inputs * T::kChannels;
+
   const int rank = static_cast<int>(blockIdx.x % kSplit);
   const int head = static_cast<int>(blockIdx.x / kSplit % layer.num_heads);
   const int row = static_cast<int>(blockIdx.x / kSplit / layer.num_heads);
-  if (row >= *params.active_rows) {  // the same in the whole cluster
-    GridDependencyWait();
-    return;
-  }
+  // The slots of padding rows are there to be read as well: three loads at once.
+  const int active_rows = *params.active_rows;
+  const int64_t read_slot = params.read_slot[row], write_slot = params.write_slot[row];
   if constexpr (kSplit > 1) ClusterArriveRelaxed();  // that this block runs
 
+  // Channel c of the block, 0 <= c < kChannels, is of this part, and this one among the q|k|v channels.
+  const auto part_of = [](int c) { return c < kDk ? kQuery : c < 2 * kDk ? kKey : kValue; };
+  const auto channel_of = [&](int c) {
+    const int part = part_of(c);
+    return static_cast<int>(PartChannel(layer, part, head)) + c - part * kDk +
+           (part == kValue ? rank * kColumns : 0);
+  };
+  // A part's channels lie side by side everywhere, a multiple of 4 of them.
+  for (int i = 4 * threadIdx.x; i < T::kChannels * conv_size; i += 4 * T::kThreads) {
+    const int part = i < kDk * conv_size ? kQuery : i < 2 * kDk * conv_size ? kKey : kValue;
+    const int skipped = (part == kValue ? rank * kColumns - 2 * kDk : -part * kDk) * conv_size;
+    CpAsync16Cached(taps + i, PartConv(layer, part, head) + skipped + i);
+  }
+  for (int i = 4 * threadIdx.x; i < kColumns; i += 4 * T::kThreads) {
+    CpAsync16Cached(shared.o_norm + i, layer.o_norm + rank * kColumns + i);
+  }
+  if (row >= active_rows) {  // the same in the whole cluster
+    CpAsyncCommit();
+    CpAsyncWait<0>();
+    GridDependencyWait();
+    if constexpr (kSplit > 1) ClusterWait();
+    return;
+  }
+
   const StateView& state = params.mix.state;
-  const float* read = state.pool + static_cast<int64_t>(params.read_slot[row]) * state.slot_stride;
-  float* write = state.pool + static_cast<int64_t>(params.write_slot[row]) * state.slot_stride;
+  const float* read = state.pool + read_slot * state.slot_stride;
+  float* write = state.pool + write_slot * state.slot_stride;
   const int row_group = threadIdx.x / T::kColumnGroups, column_group = threadIdx.x % T::kColumnGroups;
   const int column = column_group * kVectorColumns;  // within the block
   const int64_t tile_offset = state.recurrent_offset + static_cast<int64_t>(head) * (kDk * kDv) +
-                              row_group * T::kRows * kDv + rank * T::kColumns + column;
+                              row_group * T::kRows * kDv + rank * kColumns + column;
   float4 s[T::kRows];
 #pragma unroll
   for (int i = 0; i < T::kRows; ++i) s[i] = *reinterpret_cast<const float4*>(read + tile_offset + i * kDv);
-
-  // The window's older inputs. A channel's window is written and read by one thread.
-  const int conv_size = layer.conv_size, window = conv_size > 0 ? conv_size : 1;
-  const int64_t conv_channels = layer.conv_channels();
-  const auto part_of = [](int c) { return c < kDk ? kQuery : c < 2 * kDk ? kKey : kValue; };
-  const auto channel_of = [&](int c) {  // among the q|k|v channels
-    const int part = part_of(c);
-    return PartChannel(layer, part, head) +
-           (part == kValue ? rank * T::kColumns + c - 2 * kDk : c - part * kDk);
-  };
-  for (int c = threadIdx.x; c < T::kChannels; c += T::kThreads) {
-    const float* tail = read + state.conv_offset + channel_of(c);
-    for (int j = 0; j < window - 1; ++j) inputs[j * T::kChannels + c] = tail[j * conv_channels];
+  const int conv_channels = layer.conv_channels();
+  for (int i = 4 * threadIdx.x; i < T::kChannels * older_inputs; i += 4 * T::kThreads) {
+    const int tap = i / T::kChannels;
+    CpAsync16(older + i,
+              read + state.conv_offset + static_cast<int64_t>(tap) * conv_channels +
+                  channel_of(i - tap * T::kChannels),
+              true);
   }
 
   GridDependencyWait();
   GridDependencyTrigger();
   const Act* proj =
       static_cast<const Act*>(params.mix.proj) + static_cast<int64_t>(row) * layer.proj_columns();
-  for (int c = threadIdx.x; c < T::kChannels; c += T::kThreads) {
-    const int part = part_of(c);
-    const int64_t channel = channel_of(c);
-    float x = ToFloat(proj[channel]);
-    inputs[(window - 1) * T::kChannels + c] = x;
-    if (conv_size > 0) {
-      const float* weight =
-          PartConv(layer, part, head) + (channel - PartChannel(layer, part, head)) * conv_size;
-      x = 0.0f;
-      for (int j = 0; j < conv_size; ++j) x = fmaf(weight[j], inputs[j * T::kChannels + c], x);
+  constexpr int kActVector = 16 / sizeof(Act);
+  for (int i = kActVector * threadIdx.x; i < T::kChannels; i += kActVector * T::kThreads) {
+    CpAsync16(shared.proj + i, proj + channel_of(i), true);
+  }
+  if (layer.use_gate) {
+    for (int i = kActVector * threadIdx.x; i < kColumns; i += kActVector * T::kThreads) {
+      CpAsync16(shared.gate + i, proj + conv_channels + head * kDv + rank * kColumns + i, true);
     }
-    shared.channels[c] = Activate(x, part, layer.qk_activation);
+  }
+  CpAsyncCommit();
+  // What HeadScalars does, as far as it does not need the key.
+  const float* coef = params.mix.coef + static_cast<int64_t>(row) * layer.coef_columns();
+  float b = layer.allow_neg_eigval ? 2.0f : 1.0f, log_a = 0.0f;
+  if (layer.use_beta) b = WriteStrength(coef[head], layer.allow_neg_eigval);
+  if (IsGated(layer.type)) {
+    log_a = LogForget(coef[(layer.use_beta ? layer.num_heads : 0) + head], layer.a_log[head],
+                      layer.dt_bias[head]);
+  }
+  CpAsyncWait<0>();
+  __syncthreads();
+
+#pragma unroll
+  for (int c = threadIdx.x; c < T::kChannels; c += T::kThreads) {
+    float x = ToFloat(shared.proj[c]);
+    if (conv_size > 0) {
+      const float current = x;
+      x = 0.0f;
+#pragma unroll
+      for (int j = 0; j + 1 < conv_size; ++j) {
+        x = fmaf(taps[c * conv_size + j], older[j * T::kChannels + c], x);
+      }
+      x = fmaf(taps[c * conv_size + conv_size - 1], current, x);
+    }
+    shared.channels[c] = Activate(x, part_of(c), layer.qk_activation);
   }
   __syncthreads();
 
@@ -133,62 +215,54 @@ __global__ __launch_bounds__(Tile<kDk, kDv, kSplit>::kThreads,
     kk = fmaf(k[i], k[i], kk);
     kq = fmaf(k[i], q[i], kq);
   }
+  float4 p = TreeDot<T::kRows, T::kGroupRows>(k + row_group * T::kRows, s);
+  float4 r = TreeDot<T::kRows, T::kGroupRows>(q + row_group * T::kRows, s);
+#pragma unroll
+  for (int distance = T::kColumnGroups; distance < kWarpLanes; distance *= 2) {
+    p = AddFromLane(p, distance);
+    r = AddFromLane(r, distance);
+  }
+  if (lane < T::kColumnGroups) {
+    *reinterpret_cast<float4*>(&shared.sums[warp][0][column]) = p;
+    *reinterpret_cast<float4*>(&shared.sums[warp][1][column]) = r;
+  }
   qq = WarpSum(qq);
   kk = WarpSum(kk);
   kq = WarpSum(kq);
-  const float* coef = params.mix.coef + static_cast<int64_t>(row) * layer.coef_columns();
-  const MixScalars scalars = HeadScalars(layer, coef, head, kk);
+  const MixScalars scalars = EflaScalars(layer.type, kk, b, log_a);
   const float q_scale = L2NormScale(qq) / sqrtf(static_cast<float>(kDk));
   const float k_scale = NormalizesKey(layer.type) ? L2NormScale(kk) : 1.0f;
   const float decay = expf(scalars.log_decay);
-
-  float p[kVectorColumns] = {}, r[kVectorColumns] = {};
-#pragma unroll
-  for (int i = 0; i < T::kRows; ++i) {
-    const float ki = k[row_group * T::kRows + i], qi = q[row_group * T::kRows + i];
-    const float values[kVectorColumns] = {s[i].x, s[i].y, s[i].z, s[i].w};
-#pragma unroll
-    for (int c = 0; c < kVectorColumns; ++c) {
-      p[c] = fmaf(ki, values[c], p[c]);
-      r[c] = fmaf(qi, values[c], r[c]);
-    }
-  }
-#pragma unroll
-  for (int distance = T::kColumnGroups; distance < kWarpLanes; distance *= 2) {
-#pragma unroll
-    for (int c = 0; c < kVectorColumns; ++c) {
-      p[c] += __shfl_xor_sync(kAllLanes, p[c], distance);
-      r[c] += __shfl_xor_sync(kAllLanes, r[c], distance);
-    }
-  }
-  if (lane < T::kColumnGroups) {
-    *reinterpret_cast<float4*>(&shared.sums[warp][0][column]) = {p[0], p[1], p[2], p[3]};
-    *reinterpret_cast<float4*>(&shared.sums[warp][1][column]) = {r[0], r[1], r[2], r[3]};
-  }
   __syncthreads();
 
+  // The fused operations are spelt out: every instantiation must round alike.
+  constexpr int kSumStride = 2 * kColumns;
+  const float4 key_sums = TreeSum<T::kWarps>(&shared.sums[0][0][column], kSumStride);
+  const float4 query_sums = TreeSum<T::kWarps>(&shared.sums[0][1][column], kSumStride);
+  const float key_sum[kVectorColumns] = {key_sums.x, key_sums.y, key_sums.z, key_sums.w};
+  const float query_sum[kVectorColumns] = {query_sums.x, query_sums.y, query_sums.z, query_sums.w};
+  const float erased = decay * scalars.erase * k_scale, overlap = kq * k_scale * q_scale;
+  const float kept = decay * q_scale;
   float u[kVectorColumns], o[kVectorColumns];
   float squares = 0.0f;
 #pragma unroll
   for (int c = 0; c < kVectorColumns; ++c) {
-    constexpr int kStride = 2 * T::kColumns;
-    const float key_sum = TreeSum<T::kWarps>(&shared.sums[0][0][column + c], kStride) * k_scale;
-    const float query_sum = TreeSum<T::kWarps>(&shared.sums[0][1][column + c], kStride) * q_scale;
-    u[c] = scalars.write * shared.channels[2 * kDk + column + c] - decay * scalars.erase * key_sum;
-    o[c] = decay * query_sum + kq * k_scale * q_scale * u[c];
+    u[c] = fmaf(-erased, key_sum[c], scalars.write * shared.channels[2 * kDk + column + c]);
+    o[c] = fmaf(overlap, u[c], kept * query_sum[c]);
     squares = fmaf(o[c], o[c], squares);
   }
 
-  // The head's sum of squares: over 4 columns, 8 threads, then the groups of kNormColumns in order.
+  // The head's sum of squares: over 4 columns, 4 threads, then the groups of kNormColumns in order.
+  constexpr int kGroupThreads = kNormColumns / kVectorColumns;
 #pragma unroll
-  for (int distance = 1; distance < kNormColumns / kVectorColumns; distance *= 2) {
+  for (int distance = 1; distance < kGroupThreads; distance *= 2) {
     squares += __shfl_xor_sync(kAllLanes, squares, distance);
   }
-  constexpr int kGroupThreads = kNormColumns / kVectorColumns;
   if constexpr (kSplit > 1) ClusterWait();  // every block of the cluster runs
   if (threadIdx.x < T::kColumnGroups && threadIdx.x % kGroupThreads == 0) {
-    float* place = &shared.squares[rank * (T::kColumns / kNormColumns) + threadIdx.x / kGroupThreads];
+    float* place = &shared.squares[rank * (kColumns / kNormColumns) + threadIdx.x / kGroupThreads];
     if constexpr (kSplit > 1) {
+#pragma unroll
       for (int block = 0; block < kSplit; ++block) StoreToCluster(place, block, squares);
     } else {
       *place = squares;
@@ -216,43 +290,58 @@ __global__ __launch_bounds__(Tile<kDk, kDv, kSplit>::kThreads,
 #pragma unroll
     for (int group = 0; group < kDv / kNormColumns; ++group) sum += shared.squares[group];
     const float scale = RmsNormScale(sum / static_cast<float>(kDv), layer.norm_eps);
-    const int head_column = rank * T::kColumns + column;
-    const int64_t out_column = static_cast<int64_t>(head) * kDv + head_column;
-    const Act* gate = proj + conv_channels + out_column;
 #pragma unroll
     for (int c = 0; c < kVectorColumns; ++c) {
-      o[c] = o[c] * scale * layer.o_norm[head_column + c];
-      if (layer.use_gate) o[c] *= Silu(ToFloat(gate[c]));
+      o[c] = o[c] * scale * shared.o_norm[column + c];
+      if (layer.use_gate) o[c] *= Silu(ToFloat(shared.gate[column + c]));
     }
-    Act* out =
-        static_cast<Act*>(params.mix.out) + static_cast<int64_t>(row) * layer.v_channels() + out_column;
+    Act* out = static_cast<Act*>(params.mix.out) + static_cast<int64_t>(row) * layer.v_channels() +
+               head * kDv + rank * kColumns + column;
     *reinterpret_cast<uint2*>(out) = {PackPair<Act>(o[0], o[1]), PackPair<Act>(o[2], o[3])};
   }
   // The window moves on by one input. q and k are shared by the cluster's blocks, which have all read them by
   // now: each writes its share.
+  if (older_inputs == 0) return;
   for (int c = threadIdx.x; c < T::kChannels; c += T::kThreads) {
     if (c < 2 * kDk && c % kDk / (kDk / kSplit) != rank) continue;
     float* tail = write + state.conv_offset + channel_of(c);
-    for (int j = 0; j + 1 < window; ++j) tail[j * conv_channels] = inputs[(j + 1) * T::kChannels + c];
+    for (int j = 0; j + 1 < older_inputs; ++j) {
+      tail[static_cast<int64_t>(j) * conv_channels] = older[(j + 1) * T::kChannels + c];
+    }
+    tail[static_cast<int64_t>(older_inputs - 1) * conv_channels] = ToFloat(shared.proj[c]);
   }
 }
 
-template <typename Act, int kDk, int kDv, int kSplit>
-cudaError_t LaunchSplit(const LaunchContext& context, const RecurrentParams& params) {
-  using T = Tile<kDk, kDv, kSplit>;
-  const int window = params.mix.layer.conv_size > 0 ? params.mix.layer.conv_size : 1;
+template <typename Act, int kDk, int kDv, int kColumns, int kRowGroups, int kConvSize>
+cudaError_t LaunchConv(const LaunchContext& context, const RecurrentParams& params) {
+  using T = Tile<Act, kDk, kDv, kColumns, kRowGroups>;
+  const int conv_size = params.mix.layer.conv_size;
   LaunchShape shape;
-  shape.grid = dim3(static_cast<unsigned>(params.num_rows) * params.mix.layer.num_heads * kSplit);
+  shape.grid = dim3(static_cast<unsigned>(params.num_rows) * params.mix.layer.num_heads * T::kSplit);
   shape.block = dim3(T::kThreads);
-  shape.shared_bytes = sizeof(typename T::Shared) + sizeof(float) * window * T::kChannels;
-  shape.cluster = kSplit;
-  return Launch(context, shape, RecurrentKernel<Act, kDk, kDv, kSplit>, params);
+  shape.shared_bytes = sizeof(typename T::Shared);
+  if (conv_size > 0) shape.shared_bytes += sizeof(float) * (2 * conv_size - 1) * T::kChannels;
+  shape.cluster = T::kSplit;
+  return Launch(context, shape, RecurrentKernel<Act, kDk, kDv, kColumns, kRowGroups, kConvSize>, params);
+}
+
+template <typename Act, int kDk, int kDv, int kColumns, int kRowGroups>
+cudaError_t LaunchTile(const LaunchContext& context, const RecurrentParams& params) {
+  constexpr int kUsualConvSize = 4;
+  return params.mix.layer.conv_size == kUsualConvSize
+             ? LaunchConv<Act, kDk, kDv, kColumns, kRowGroups, kUsualConvSize>(context, params)
+             : LaunchConv<Act, kDk, kDv, kColumns, kRowGroups, kAnyConvSize>(context, params);
 }
 
 template <typename Act, int kDk, int kDv>
 cudaError_t LaunchHeadSize(const LaunchContext& context, const RecurrentParams& params) {
-  if (context.clusters) return LaunchSplit<Act, kDk, kDv, kDv / kNormColumns>(context, params);
-  return LaunchSplit<Act, kDk, kDv, 1>(context, params);
+  if (!context.clusters) return LaunchTile<Act, kDk, kDv, kDv, 16>(context, params);
+  // Narrow tiles of few rows a thread while they make less than two blocks for each multiprocessor.
+  const int64_t narrow_blocks = static_cast<int64_t>(params.num_rows) * params.mix.layer.num_heads * kDv / 16;
+  if (narrow_blocks <= 2 * context.multiprocessors) {
+    return LaunchTile<Act, kDk, kDv, 16, 32>(context, params);
+  }
+  return LaunchTile<Act, kDk, kDv, 32, 16>(context, params);
 }
 
 template <typename Act>
