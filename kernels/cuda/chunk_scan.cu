@@ -6,18 +6,27 @@
 // Shapes: prepared float16 [tokens, q|k|v]; T, P float16 [chunks, heads, 64, 64]; state float32 [128, 128] a
 // head in the segment's slots; mixed float32 [tokens, heads 128].
 //
-// A block owns one head of one segment and 16 kWarps of the state's 128 columns; a warp 16 of them, and needs
-// no other warp: it computes the transposes, U^T = (V'^T - S^T K'^T) T^T and so on, in which its 16 columns
-// are the rows of every left operand, and each result is, rounded to float16, the left operand of the next
-// product as it lies in the registers. Its strip of S^T [16, 128] stays in registers in float32 from the
-// first chunk to the last. The right operands Q, K', T, P are shared by the block's warps in two buffers,
-// filled by asynchronous copies one chunk ahead. Blocks of T and P above the diagonal are neither read nor
-// multiplied. The update K'^T U is summed on its own before it is added to S, in float32 and rounded to
-// nearest.
+// A warp owns 16 of the state's 128 columns and computes the transposes, U^T = (V'^T - S^T K'^T) T^T and so
+// on, in which its columns are the rows of every left operand, and each result is, rounded to float16, the
+// left operand of the next product as it lies in the registers: U and the float16 copy of S never move. Four
+// warps, 64 columns, form the group that multiplies one right operand at a time (chunk_product.cuh). A block
+// is one group, or two where there are heads enough; its right operands Q, K', T, P and its V' wait in
+// kStages buffers, filled by asynchronous copies kStages - 1 chunks ahead.
 //
-// Exactness: nothing depends on kWarps, on other segments, or on where a segment was cut on the chunk grid.
-// Bytes: 2 * 64 * 128 * 3 + 2 * 2 * 5120 a chunk and head (Q, K', T, P once more for each further block of a
-// head), and 4 * 64 * 128 written.
+// The products of a chunk are queued as K'S, Q S (half), T, Q S (half), K'^T U, P U, and the next chunk's
+// K'S; each rounding in between is done while the product queued before it runs. The one barrier of a chunk
+// lies in the shadow of K'S and Q S.
+//
+// Of T and P the 32 x 32 block above the diagonal is not multiplied; the 16 x 16 blocks above it within the
+// others are zeros that the kernel lays down itself. The update K'^T U is summed on its own before it is
+// added to S, in float32 and rounded to nearest.
+//
+// Exactness: nothing depends on the number of groups, on other segments, or on where a segment was cut on the
+// chunk grid. Bytes: 2 * 64 * 128 * 3 + 2 * 2 * 5120 a chunk and head (Q, K', T, P once more for the other
+// block of a head), and 4 * 64 * 128 written.
+#include <type_traits>
+
+#include "kernels/cuda/chunk_product.cuh"
 #include "kernels/cuda/chunk_tile.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launchers.h"
@@ -28,25 +37,138 @@ namespace efla::cuda {
 namespace {
 
 constexpr int kHeadSize = 128;
-constexpr int kKeyTiles = kHeadSize / kFragment;       // 16-wide tiles of d_k
-constexpr int kTokenTiles = kChunkTokens / kFragment;  // 16-wide tiles of a chunk
+constexpr int kKeyParts = kHeadSize / kGroupTile;          // tiles of d_k
+constexpr int kPartFragments = kGroupTile / kFragment;     // 16-wide fragments of a tile
+constexpr int kTokenFragments = kChunkTokens / kFragment;  // of a chunk
+constexpr int kTileElements = kChunkTokens * kGroupTile;
+static_assert(kChunkTokens == kGroupTile);
 
-template <int kWarps>
+template <int kGroups>
 struct Stage {
-  __half keys[kChunkTokens * kHeadSize];
-  __half queries[kChunkTokens * kHeadSize];
-  __half inverse[kChunkTokens * kChunkTokens];
-  __half scores[kChunkTokens * kChunkTokens];
-  __half values[kChunkTokens * kWarps * kFragment];
+  __half keys[kKeyParts][kTileElements];  // [token][d_k]
+  __half queries[kKeyParts][kTileElements];
+  __half inverse[kTileElements];
+  __half scores[kTileElements];
+  __half values[kGroups][kTileElements];  // [token][column]
 };
 
-template <int kWarps>
-__global__ __launch_bounds__(kWarps* kWarpLanes) void ScanKernel(ChunkParams params) {
-  constexpr int kThreads = kWarps * kWarpLanes;
-  constexpr int kColumns = kWarps * kFragment;  // of the state, in this block
+// The sums of 64 tokens: sums[n][0..1]: tokens 8n + 2t, + 1 of column g; sums[n][2..3]: of column g + 8.
+using Sums = float[2 * kTokenFragments][4];
+// 16-wide fragments of the 16 columns, left operands.
+using Left = uint32_t[kTokenFragments][4];
+
+__device__ inline void Round(Left& left, const Sums& sums) {
+#pragma unroll
+  for (int k = 0; k < kTokenFragments; ++k) PackLeft(left[k], sums[2 * k], sums[2 * k + 1]);
+}
+
+// sums (+)= left L^T for a lower triangular L [64, 64].
+__device__ inline void MultiplyTriangle(Sums& sums, const Left& left, const GroupTile& lower, bool accumulate,
+                                        int lane) {
+#pragma unroll
+  for (int k = 0; k < kTokenFragments; ++k) {
+    if (k < kTokenFragments / 2) {
+      MultiplyHalfRows<0>(sums, left[k], lower, k * kFragment, accumulate || k > 0, lane);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kTokenFragments; ++k) {
+    MultiplyHalfRows<1>(sums, left[k], lower, k * kFragment, accumulate || k > 0, lane);
+  }
+}
+
+// What a block copies for its chunks, and where this thread's share of it lies. Vectors are of 16 bytes.
+template <int kGroups>
+struct Loader {
+  static constexpr int kThreads = kGroups * kGroupWarps * kWarpLanes;
+  static constexpr int kTileVectors = kGroupTile / kTileVector;
+  static constexpr int kSquare = kChunkTokens * kChunkTokens;
+
+  const __half* queries;  // the segment's first token, the head's channels
+  const __half* keys;
+  const __half* values;   // the block's columns
+  const __half* inverse;  // the segment's first chunk, the head's square
+  const __half* scores;
+  int64_t channels, square_stride;
+  int num_tokens;
+
+  __device__ void Load(Stage<kGroups>& stage, int chunk) const {
+    const int first = chunk * kChunkTokens, count = num_tokens - first;
+    if (count <= 0) return;
+    constexpr int kRowVectors = kKeyParts * kTileVectors, kRows = kThreads / kRowVectors;
+    {
+      const int vector = threadIdx.x % kRowVectors, part = vector / kTileVectors;
+      const GroupTile key_tile = {stage.keys[part]}, query_tile = {stage.queries[part]};
+#pragma unroll
+      for (int i = 0; i < kChunkTokens / kRows; ++i) {
+        const int token = threadIdx.x / kRowVectors + i * kRows;
+        const bool valid = token < count;
+        const int64_t offset = (valid ? first + token : 0) * channels + vector * kTileVector;
+        CpAsync16(key_tile.Vector(token, vector % kTileVectors), keys + offset, valid);
+        CpAsync16(query_tile.Vector(token, vector % kTileVectors), queries + offset, valid);
+      }
+    }
+    constexpr int kValueVectors = kGroups * kTileVectors, kValueRows = kThreads / kValueVectors;
+    {
+      const int vector = threadIdx.x % kValueVectors;
+      const GroupTile tile = {stage.values[vector / kTileVectors]};
+#pragma unroll
+      for (int i = 0; i < kChunkTokens / kValueRows; ++i) {
+        const int token = threadIdx.x / kValueVectors + i * kValueRows;
+        const bool valid = token < count;
+        const int64_t offset = (valid ? first + token : 0) * channels + vector * kTileVector;
+        CpAsync16(tile.Vector(token, vector % kTileVectors), values + offset, valid);
+      }
+    }
+    constexpr int kSquareRows = kThreads / kTileVectors;
+    {
+      const int vector = threadIdx.x % kTileVectors;
+      const GroupTile inverse_tile = {stage.inverse}, score_tile = {stage.scores};
+#pragma unroll
+      for (int i = 0; i < kChunkTokens / kSquareRows; ++i) {
+        const int token = threadIdx.x / kTileVectors + i * kSquareRows;
+        if (vector * kTileVector / kFragment > token / kFragment) continue;
+        const int64_t offset = chunk * square_stride + token * kChunkTokens + vector * kTileVector;
+        CpAsync16(inverse_tile.Vector(token, vector), inverse + offset, true);
+        CpAsync16(score_tile.Vector(token, vector), scores + offset, true);
+      }
+    }
+  }
+
+  // Zeros where MultiplyTriangle reads and Load does not write.
+  __device__ static void ClearAbove(Stage<kGroups>& stage) {
+    const GroupTile inverse_tile = {stage.inverse}, score_tile = {stage.scores};
+    for (int i = threadIdx.x; i < kChunkTokens * kTileVectors; i += kThreads) {
+      const int token = i / kTileVectors, vector = i % kTileVectors;
+      if (vector * kTileVector / kFragment <= token / kFragment) continue;
+      *reinterpret_cast<uint4*>(inverse_tile.Vector(token, vector)) = {};
+      *reinterpret_cast<uint4*>(score_tile.Vector(token, vector)) = {};
+    }
+  }
+};
+
+// V'^T of this warp's columns.
+__device__ inline void LoadValues(Sums& sums, const __half* values, int warp, int lane) {
+  const GroupTile tile = {const_cast<__half*>(values)};
+#pragma unroll
+  for (int n = 0; n < kTokenFragments; ++n) {
+    uint32_t v[4];
+    tile.LoadATransposed(v, n * kFragment, warp % kGroupWarps * kFragment, lane);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float* pair = &sums[2 * n + i / 2][i % 2 * 2];
+      UnpackPair<__half>(v[i], pair[0], pair[1]);
+    }
+  }
+}
+
+template <int kGroups, int kStages>
+__global__ __launch_bounds__(kGroups* kGroupWarps* kWarpLanes, 1) void ScanKernel(ChunkParams params) {
+  constexpr int kColumns = kGroups * kGroupTile;  // of the state, in this block
   constexpr int kBlocksPerHead = kHeadSize / kColumns;
   EFLA_DYNAMIC_SHARED(raw);
-  Stage<kWarps>* stages = reinterpret_cast<Stage<kWarps>*>(raw);
+  Stage<kGroups>* stages = reinterpret_cast<Stage<kGroups>*>(
+      raw + (kGroupTileAlign - SharedAddress(raw) % kGroupTileAlign) % kGroupTileAlign);
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
   const int g = lane / 4, t = lane % 4;
   const MixLayer& layer = params.mix.layer;
@@ -56,194 +178,204 @@ __global__ __launch_bounds__(kWarps* kWarpLanes) void ScanKernel(ChunkParams par
       params.segment_begin + static_cast<int>(blockIdx.x / kBlocksPerHead / layer.num_heads);
   const Segment segment = params.segments[segment_index];
   const int num_chunks = (segment.num_tokens + kChunkTokens - 1) / kChunkTokens;
-  const int64_t channels = layer.conv_channels();
-  const __half* rows =
-      static_cast<const __half*>(params.prepared) + static_cast<int64_t>(segment.token_begin) * channels;
-  const __half* query_rows = rows + PartChannel(layer, kQuery, head);
-  const __half* key_rows = rows + PartChannel(layer, kKey, head);
-  const __half* value_rows = rows + PartChannel(layer, kValue, head) + column_begin;
-  constexpr int kSquare = kChunkTokens * kChunkTokens;
-  const int64_t square_stride = static_cast<int64_t>(layer.num_heads) * kSquare;  // from chunk to chunk
-  const int64_t first_square = (params.first_chunk[segment_index] - params.chunk_begin) * square_stride +
-                               static_cast<int64_t>(head) * kSquare;
-  const __half* inverses = static_cast<const __half*>(params.inverse) + first_square;
-  const __half* scores = static_cast<const __half*>(params.scores) + first_square;
+
+  Loader<kGroups> loader;
+  loader.channels = layer.conv_channels();
+  const __half* rows = static_cast<const __half*>(params.prepared) + segment.token_begin * loader.channels;
+  loader.queries = rows + PartChannel(layer, kQuery, head);
+  loader.keys = rows + PartChannel(layer, kKey, head);
+  loader.values = rows + PartChannel(layer, kValue, head) + column_begin;
+  loader.square_stride = static_cast<int64_t>(layer.num_heads) * Loader<kGroups>::kSquare;
+  const int64_t first_square =
+      (params.first_chunk[segment_index] - params.chunk_begin) * loader.square_stride +
+      static_cast<int64_t>(head) * Loader<kGroups>::kSquare;
+  loader.inverse = static_cast<const __half*>(params.inverse) + first_square;
+  loader.scores = static_cast<const __half*>(params.scores) + first_square;
+  loader.num_tokens = segment.num_tokens;
+#pragma unroll
+  for (int stage = 0; stage < kStages; ++stage) Loader<kGroups>::ClearAbove(stages[stage]);
   GridDependencyWait();
   GridDependencyTrigger();
-
-  const auto load = [&](int chunk) {
-    Stage<kWarps>& stage = stages[chunk % 2];
-    const HalfTile<kHeadSize> key_tile = {stage.keys}, query_tile = {stage.queries};
-    const HalfTile<kColumns> value_tile = {stage.values};
-    const HalfTile<kChunkTokens> inverse_tile = {stage.inverse}, score_tile = {stage.scores};
-    const int64_t first = static_cast<int64_t>(chunk) * kChunkTokens;
-    const int64_t count = segment.num_tokens - first;
-    constexpr int kRowVectors = kHeadSize / kTileVector;
-    for (int i = threadIdx.x; i < kChunkTokens * kRowVectors; i += kThreads) {
-      const int token = i / kRowVectors, vector = i % kRowVectors;
-      const bool valid = token < count;
-      const int64_t offset = (valid ? (first + token) * channels : 0) + vector * kTileVector;
-      CpAsync16(key_tile.Vector(token, vector), key_rows + offset, valid);
-      CpAsync16(query_tile.Vector(token, vector), query_rows + offset, valid);
-    }
-    constexpr int kValueVectors = kColumns / kTileVector;
-    for (int i = threadIdx.x; i < kChunkTokens * kValueVectors; i += kThreads) {
-      const int token = i / kValueVectors, vector = i % kValueVectors;
-      const bool valid = token < count;
-      const int64_t offset = (valid ? (first + token) * channels : 0) + vector * kTileVector;
-      CpAsync16(value_tile.Vector(token, vector), value_rows + offset, valid);
-    }
-    constexpr int kSquareVectors = kChunkTokens / kTileVector;
-    for (int i = threadIdx.x; i < kChunkTokens * kSquareVectors; i += kThreads) {
-      const int token = i / kSquareVectors, vector = i % kSquareVectors;
-      if (vector * kTileVector / kFragment > token / kFragment) continue;
-      const int64_t offset = chunk * square_stride + i * kTileVector;
-      CpAsync16(inverse_tile.Vector(token, vector), inverses + offset, true);
-      CpAsync16(score_tile.Vector(token, vector), scores + offset, true);
-    }
+#pragma unroll
+  for (int chunk = 0; chunk < kStages - 1; ++chunk) {
+    loader.Load(stages[chunk], chunk);
     CpAsyncCommit();
-  };
-  load(0);
+  }
 
-  // state[n][0..1]: S[8n + 2t, + 1][g], state[n][2..3]: S[...][g + 8] of this warp's columns.
-  float state[2 * kKeyTiles][4];
+  // state[p][n][0..1]: S[64p + 8n + 2t, + 1][g], [2..3]: S[...][g + 8] of this warp's columns.
+  Sums state[kKeyParts];
+  Left state_left[kKeyParts];
   const int state_column = column_begin + warp * kFragment + g;
   const StateView& view = params.mix.state;
   const int64_t state_offset = view.recurrent_offset + static_cast<int64_t>(head) * (kHeadSize * kHeadSize) +
                                static_cast<int64_t>(2 * t) * kHeadSize + state_column;
   const float* read = view.pool + static_cast<int64_t>(segment.read_slot) * view.slot_stride + state_offset;
 #pragma unroll
-  for (int n = 0; n < 2 * kKeyTiles; ++n) {
+  for (int p = 0; p < kKeyParts; ++p) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) state[n][i] = read[(8 * n + i % 2) * kHeadSize + i / 2 * 8];
+    for (int n = 0; n < 2 * kPartFragments; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        state[p][n][i] = read[(p * kGroupTile + 8 * n + i % 2) * kHeadSize + i / 2 * 8];
+      }
+    }
+    Round(state_left[p], state[p]);
   }
 
-  const int64_t out_stride = layer.v_channels();
+  const int out_stride = layer.v_channels();
   float* out = params.mixed + static_cast<int64_t>(segment.token_begin) * out_stride +
-               static_cast<int64_t>(head) * kHeadSize + state_column;
+               static_cast<int64_t>(2 * t) * out_stride + static_cast<int64_t>(head) * kHeadSize +
+               state_column;
+  const auto store = [&](const Sums& output, int chunk) {
+    const int first = chunk * kChunkTokens, count = segment.num_tokens - first - 2 * t;
+    float* to = out + static_cast<int64_t>(first) * out_stride;
+#pragma unroll
+    for (int n = 0; n < 2 * kTokenFragments; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        if (8 * n + i >= count) continue;
+        to[(8 * n + i) * out_stride] = output[n][i];
+        to[(8 * n + i) * out_stride + 8] = output[n][i + 2];
+      }
+    }
+  };
+
+  // Ends when all but the block's last kPending chunks on their way have arrived.
+  const auto arrive = [&](auto pending) {
+    CpAsyncWait<decltype(pending)::value>();
+    SharedWritesToProducts();
+    __syncthreads();
+  };
+  arrive(std::integral_constant<int, kStages - 2>());
+
+  Sums rest, output;
+  LoadValues(rest, stages[0].values[warp / kGroupWarps], warp, lane);
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    CpAsyncWait<0>();
-    __syncthreads();  // the chunk has arrived, and everyone is done with the one before it
-    if (chunk + 1 < num_chunks) load(chunk + 1);
-    Stage<kWarps>& stage = stages[chunk % 2];
-    const HalfTile<kHeadSize> key_tile = {stage.keys}, query_tile = {stage.queries};
-    const HalfTile<kColumns> value_tile = {stage.values};
-    const HalfTile<kChunkTokens> inverse_tile = {stage.inverse}, score_tile = {stage.scores};
+    const Stage<kGroups>& stage = stages[chunk % kStages];
+    const auto tile = [](const __half* base) { return GroupTile{const_cast<__half*>(base)}; };
+    const auto multiply_queries = [&](int part) {
+#pragma unroll
+      for (int k = 0; k < kPartFragments; ++k) {
+        MultiplyRows<false>(output, state_left[part][k], tile(stage.queries[part]), k * kFragment,
+                            part > 0 || k > 0, lane);
+      }
+      ProductsCommit();
+    };
 
-    // S^T K'^T and S^T Q^T, [16 columns, 64 tokens].
-    float erased[2 * kTokenTiles][4] = {}, output[2 * kTokenTiles][4] = {};
+    // V'^T - S^T K'^T.
+    PinSums(rest);
+    ProductsBegin();
 #pragma unroll
-    for (int k = 0; k < kKeyTiles; ++k) {
-      uint32_t a[4];
-      ToFragmentA(a, state[2 * k], state[2 * k + 1]);
+    for (int p = 0; p < kKeyParts; ++p) {
 #pragma unroll
-      for (int n = 0; n < kTokenTiles; ++n) {
-        uint32_t b[4];
-        key_tile.LoadB(b, n * kFragment, k * kFragment, lane);
-        Mma<__half>(erased[2 * n], a, b[0], b[1]);
-        Mma<__half>(erased[2 * n + 1], a, b[2], b[3]);
-        query_tile.LoadB(b, n * kFragment, k * kFragment, lane);
-        Mma<__half>(output[2 * n], a, b[0], b[1]);
-        Mma<__half>(output[2 * n + 1], a, b[2], b[3]);
+      for (int k = 0; k < kPartFragments; ++k) {
+        MultiplyRows<true>(rest, state_left[p][k], tile(stage.keys[p]), k * kFragment, true, lane);
       }
     }
-
-    // V'^T - S^T K'^T, as left operands.
-    uint32_t rest[kTokenTiles][4];
-#pragma unroll
-    for (int n = 0; n < kTokenTiles; ++n) {
-      uint32_t v[4];
-      value_tile.LoadATransposed(v, n * kFragment, warp * kFragment, lane);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float first, second;
-        UnpackPair<__half>(v[i], first, second);
-        const float* sums = &erased[2 * n + i / 2][i % 2 * 2];
-        rest[n][i] = PackPair<__half>(first - sums[0], second - sums[1]);
-      }
+    ProductsCommit();
+    ProductsWait<1>();
+    PinSums(output);
+    if (chunk > 0) store(output, chunk - 1);
+    PinSums(output);
+    ProductsBegin();
+    multiply_queries(0);
+    // Every warp is done with the chunk before this one, so its buffer is free.
+    if constexpr (kStages == 2) {
+      __syncthreads();
+    } else {
+      arrive(std::integral_constant<int, kStages - 3>());  // the next chunk
     }
+    loader.Load(stages[(chunk + kStages - 1) % kStages], chunk + kStages - 1);
+    CpAsyncCommit();
+    ProductsWait<1>();
+    PinSums(rest);
+    Left left;
+    Round(left, rest);
 
-    // U^T, as left operands, and P's part of the output.
-    uint32_t update[kTokenTiles][4];
+    // U^T, into the place of the rest.
+    PinSums(rest);
+    ProductsBegin();
+    MultiplyTriangle(rest, left, tile(stage.inverse), false, lane);
+    ProductsCommit();
+    static_assert(kKeyParts == 2);
+    multiply_queries(1);
+    ProductsWait<1>();
+    PinSums(rest);
+    Left update;
+    Round(update, rest);
+
+    // U^T K' and P's part of the output.
+    Sums change[kKeyParts];
+    ProductsBegin();
 #pragma unroll
-    for (int n = 0; n < kTokenTiles; ++n) {
-      float sums[2][4] = {};
+    for (int p = 0; p < kKeyParts; ++p) {
 #pragma unroll
-      for (int k = 0; k <= n; ++k) {
-        uint32_t b[4];
-        inverse_tile.LoadB(b, n * kFragment, k * kFragment, lane);
-        Mma<__half>(sums[0], rest[k], b[0], b[1]);
-        Mma<__half>(sums[1], rest[k], b[2], b[3]);
+      for (int k = 0; k < kTokenFragments; ++k) {
+        MultiplyColumns(change[p], update[k], tile(stage.keys[p]), k * kFragment, k > 0, lane);
       }
-      ToFragmentA(update[n], sums[0], sums[1]);
+      ProductsCommit();
+    }
+    ProductsWait<kKeyParts>();  // Q S is complete before products of another shape add to it
+    PinSums(output);
+    ProductsBegin();
+    MultiplyTriangle(output, update, tile(stage.scores), true, lane);
+    ProductsCommit();
+    if constexpr (kStages == 2) arrive(std::integral_constant<int, 0>());
+    if (chunk + 1 < num_chunks) {
+      LoadValues(rest, stages[(chunk + 1) % kStages].values[warp / kGroupWarps], warp, lane);
     }
 #pragma unroll
-    for (int n = 0; n < kTokenTiles; ++n) {
+    for (int p = 0; p < kKeyParts; ++p) {
+      p == 0 ? ProductsWait<kKeyParts>() : ProductsWait<1>();
+      PinSums(change[p]);
 #pragma unroll
-      for (int k = 0; k <= n; ++k) {
-        uint32_t b[4];
-        score_tile.LoadB(b, n * kFragment, k * kFragment, lane);
-        Mma<__half>(output[2 * n], update[k], b[0], b[1]);
-        Mma<__half>(output[2 * n + 1], update[k], b[2], b[3]);
+      for (int n = 0; n < 2 * kPartFragments; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) state[p][n][i] += change[p][n][i];
       }
-    }
-
-    // S^T += U^T K'.
-#pragma unroll
-    for (int n = 0; n < kKeyTiles; ++n) {
-      float sums[2][4] = {};
-#pragma unroll
-      for (int k = 0; k < kTokenTiles; ++k) {
-        uint32_t b[4];
-        key_tile.LoadBTransposed(b, k * kFragment, n * kFragment, lane);
-        Mma<__half>(sums[0], update[k], b[0], b[1]);
-        Mma<__half>(sums[1], update[k], b[2], b[3]);
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        state[2 * n][i] += sums[0][i];
-        state[2 * n + 1][i] += sums[1][i];
-      }
-    }
-
-    const int64_t first = static_cast<int64_t>(chunk) * kChunkTokens;
-#pragma unroll
-    for (int n = 0; n < 2 * kTokenTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int64_t token = first + 8 * n + 2 * t + i % 2;
-        if (token < segment.num_tokens) out[token * out_stride + i / 2 * 8] = output[n][i];
-      }
+      Round(state_left[p], state[p]);
     }
   }
+  ProductsWait<0>();
+  PinSums(output);
+  store(output, num_chunks - 1);
 
   float* write = view.pool + static_cast<int64_t>(segment.write_slot) * view.slot_stride + state_offset;
 #pragma unroll
-  for (int n = 0; n < 2 * kKeyTiles; ++n) {
+  for (int p = 0; p < kKeyParts; ++p) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) write[(8 * n + i % 2) * kHeadSize + i / 2 * 8] = state[n][i];
+    for (int n = 0; n < 2 * kPartFragments; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        write[(p * kGroupTile + 8 * n + i % 2) * kHeadSize + i / 2 * 8] = state[p][n][i];
+      }
+    }
   }
 }
 
-template <int kWarps>
-cudaError_t LaunchWarps(const LaunchContext& context, const ChunkParams& params) {
-  constexpr int kBlocksPerHead = kHeadSize / (kWarps * kFragment);
+template <int kGroups, int kStages>
+constexpr size_t SharedBytes() {
+  return kStages * sizeof(Stage<kGroups>) + kGroupTileAlign;
+}
+
+template <int kGroups, int kStages>
+cudaError_t LaunchGroups(const LaunchContext& context, const ChunkParams& params) {
+  constexpr int kBlocksPerHead = kHeadSize / (kGroups * kGroupTile);
   const LaunchShape shape = {
       .grid = dim3(static_cast<unsigned>(params.num_segments) * params.mix.layer.num_heads * kBlocksPerHead),
-      .block = dim3(kWarps * kWarpLanes),
-      .shared_bytes = 2 * sizeof(Stage<kWarps>)};
-  return Launch(context, shape, ScanKernel<kWarps>, params);
+      .block = dim3(kGroups * kGroupWarps * kWarpLanes),
+      .shared_bytes = SharedBytes<kGroups, kStages>()};
+  return Launch(context, shape, ScanKernel<kGroups, kStages>, params);
 }
 
 }  // namespace
 
 cudaError_t LaunchChunkScan(const LaunchContext& context, const ChunkParams& params) {
-  // Few heads are spread over more, narrower blocks: a chunk's latency falls until every multiprocessor has
-  // one.
+  // Few heads are spread over more, narrower blocks.
   const int heads = params.num_segments * params.mix.layer.num_heads;
-  if (heads * 4 <= context.multiprocessors) return LaunchWarps<2>(context, params);
-  if (heads * 2 <= context.multiprocessors) return LaunchWarps<4>(context, params);
-  return LaunchWarps<8>(context, params);
+  if (!context.clusters) return LaunchGroups<1, 2>(context, params);
+  if (heads * 2 <= context.multiprocessors) return LaunchGroups<1, 4>(context, params);
+  return LaunchGroups<2, 3>(context, params);
 }
 
 }  // namespace efla::cuda

@@ -157,7 +157,7 @@ TEST_F(LifecycleTest, SigtermLetsRunningStreamsFinishAndRefusesNewOnes) {
 TEST_F(LifecycleTest, AnIdleServerEndsAtOnce) {
   StartServer();
   ASSERT_TRUE(Generate(*stub_, GreedyRequest(std::vector<uint32_t>{5}, 1)).status.ok());
-  EXPECT_EQ(server_->Terminate(seconds(1)), 0);
+  EXPECT_EQ(server_->Terminate(seconds(3)), 0);
 }
 
 TEST_F(LifecycleTest, ASecondSigtermEndsRunningStreamsAtOnce) {
