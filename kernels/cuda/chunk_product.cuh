@@ -102,17 +102,6 @@ __device__ inline void GroupMma64(float (&d)[8][4], const uint32_t (&a)[4], uint
         "n"(kTransposed ? 1 : 0));
 }
 
-template <int kFirst>
-__device__ inline void GroupMma32(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, p, "
-      "1, 1, 0;\n}\n"
-      : EFLA_SUMS(d, kFirst), EFLA_SUMS(d, kFirst + 1), EFLA_SUMS(d, kFirst + 2), EFLA_SUMS(d, kFirst + 3)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));
-}
-
 #undef EFLA_SUMS
 #endif  // EFLA_GROUP_PRODUCTS
 
@@ -150,27 +139,6 @@ __device__ inline void MultiplyColumns(float (&sums)[8][4], const uint32_t (&a)[
   for (int n = 0; n < 4; ++n) {
     uint32_t b[4];
     tile.LoadBTransposed(b, row, n * kFragment, lane);
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float(&sum)[4] = sums[2 * n + half];
-      if (!accumulate) sum[0] = sum[1] = sum[2] = sum[3] = 0.0f;
-      Mma<__half>(sum, a, b[2 * half], b[2 * half + 1]);
-    }
-  }
-#endif
-}
-
-// Columns 32 kHalf to 32 kHalf + 31 of sums (+)= A B, B[k][n] = tile[n][column + k].
-template <int kHalf>
-__device__ inline void MultiplyHalfRows(float (&sums)[8][4], const uint32_t (&a)[4], const GroupTile& tile,
-                                        int column, bool accumulate, int lane) {
-#ifdef EFLA_GROUP_PRODUCTS
-  GroupMma32<4 * kHalf>(sums, a, TileDescriptor(tile.base + kHalf * (32 * kGroupTile) + column), accumulate);
-#else
-#pragma unroll
-  for (int n = 2 * kHalf; n < 2 * kHalf + 2; ++n) {
-    uint32_t b[4];
-    tile.LoadB(b, n * kFragment, column, lane);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float(&sum)[4] = sums[2 * n + half];

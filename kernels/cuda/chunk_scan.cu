@@ -13,13 +13,12 @@
 // is one group, or two where there are heads enough; its right operands Q, K', T, P and its V' wait in
 // kStages buffers, filled by asynchronous copies kStages - 1 chunks ahead.
 //
-// The products of a chunk are queued as K'S, Q S (half), T, Q S (half), K'^T U, P U, and the next chunk's
-// K'S; each rounding in between is done while the product queued before it runs. The one barrier of a chunk
-// lies in the shadow of K'S and Q S.
+// Halves are those of d_k. A chunk's products are queued as Q S (half), T, Q S (half), K'^T U (half), P U,
+// K'^T U (half), and the next chunk's K'S in halves; what is rounded, added and stored in between is done
+// while the product queued before it runs. The one barrier of a chunk lies in the shadow of K'S and Q S.
 //
-// Of T and P the 32 x 32 block above the diagonal is not multiplied; the 16 x 16 blocks above it within the
-// others are zeros that the kernel lays down itself. The update K'^T U is summed on its own before it is
-// added to S, in float32 and rounded to nearest.
+// The 16 x 16 blocks of T and P above the diagonal are zeros that the kernel lays down itself. The update
+// K'^T U is summed on its own before it is added to S, in float32 and rounded to nearest.
 //
 // Exactness: nothing depends on the number of groups, on other segments, or on where a segment was cut on the
 // chunk grid. Bytes: 2 * 64 * 128 * 3 + 2 * 2 * 5120 a chunk and head (Q, K', T, P once more for the other
@@ -62,18 +61,12 @@ __device__ inline void Round(Left& left, const Sums& sums) {
   for (int k = 0; k < kTokenFragments; ++k) PackLeft(left[k], sums[2 * k], sums[2 * k + 1]);
 }
 
-// sums (+)= left L^T for a lower triangular L [64, 64].
-__device__ inline void MultiplyTriangle(Sums& sums, const Left& left, const GroupTile& lower, bool accumulate,
-                                        int lane) {
+// sums (+)= left M^T for M [64, 64].
+__device__ inline void MultiplySquare(Sums& sums, const Left& left, const GroupTile& square, bool accumulate,
+                                      int lane) {
 #pragma unroll
   for (int k = 0; k < kTokenFragments; ++k) {
-    if (k < kTokenFragments / 2) {
-      MultiplyHalfRows<0>(sums, left[k], lower, k * kFragment, accumulate || k > 0, lane);
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < kTokenFragments; ++k) {
-    MultiplyHalfRows<1>(sums, left[k], lower, k * kFragment, accumulate || k > 0, lane);
+    MultiplyRows<false>(sums, left[k], square, k * kFragment, accumulate || k > 0, lane);
   }
 }
 
@@ -135,7 +128,7 @@ struct Loader {
     }
   }
 
-  // Zeros where MultiplyTriangle reads and Load does not write.
+  // Zeros where Load does not write.
   __device__ static void ClearAbove(Stage<kGroups>& stage) {
     const GroupTile inverse_tile = {stage.inverse}, score_tile = {stage.scores};
     for (int i = threadIdx.x; i < kChunkTokens * kTileVectors; i += kThreads) {
@@ -197,7 +190,7 @@ __global__ __launch_bounds__(kGroups* kGroupWarps* kWarpLanes, 1) void ScanKerne
   GridDependencyWait();
   GridDependencyTrigger();
 #pragma unroll
-  for (int chunk = 0; chunk < kStages - 1; ++chunk) {
+  for (int chunk = 0; chunk < kStages; ++chunk) {
     loader.Load(stages[chunk], chunk);
     CpAsyncCommit();
   }
@@ -226,16 +219,18 @@ __global__ __launch_bounds__(kGroups* kGroupWarps* kWarpLanes, 1) void ScanKerne
   float* out = params.mixed + static_cast<int64_t>(segment.token_begin) * out_stride +
                static_cast<int64_t>(2 * t) * out_stride + static_cast<int64_t>(head) * kHeadSize +
                state_column;
-  const auto store = [&](const Sums& output, int chunk) {
-    const int first = chunk * kChunkTokens, count = segment.num_tokens - first - 2 * t;
+  // One half of a chunk's tokens.
+  const auto store = [&](const Sums& output, int chunk, int half) {
+    const int first = chunk * kChunkTokens + half * (kChunkTokens / 2);
+    const int count = segment.num_tokens - first - 2 * t;
     float* to = out + static_cast<int64_t>(first) * out_stride;
 #pragma unroll
-    for (int n = 0; n < 2 * kTokenFragments; ++n) {
+    for (int n = 0; n < kTokenFragments; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         if (8 * n + i >= count) continue;
-        to[(8 * n + i) * out_stride] = output[n][i];
-        to[(8 * n + i) * out_stride + 8] = output[n][i + 2];
+        to[(8 * n + i) * out_stride] = output[half * kTokenFragments + n][i];
+        to[(8 * n + i) * out_stride + 8] = output[half * kTokenFragments + n][i + 2];
       }
     }
   };
@@ -248,97 +243,101 @@ __global__ __launch_bounds__(kGroups* kGroupWarps* kWarpLanes, 1) void ScanKerne
   };
   arrive(std::integral_constant<int, kStages - 2>());
 
-  Sums rest, output;
-  LoadValues(rest, stages[0].values[warp / kGroupWarps], warp, lane);
-  for (int chunk = 0; chunk < num_chunks; ++chunk) {
-    const Stage<kGroups>& stage = stages[chunk % kStages];
-    const auto tile = [](const __half* base) { return GroupTile{const_cast<__half*>(base)}; };
-    const auto multiply_queries = [&](int part) {
-#pragma unroll
-      for (int k = 0; k < kPartFragments; ++k) {
-        MultiplyRows<false>(output, state_left[part][k], tile(stage.queries[part]), k * kFragment,
-                            part > 0 || k > 0, lane);
-      }
-      ProductsCommit();
-    };
-
-    // V'^T - S^T K'^T.
+  const auto tile = [](const __half* base) { return GroupTile{const_cast<__half*>(base)}; };
+  Sums rest, output, change;
+  // V'^T - S^T K'^T of the chunk in `stage`, one part of d_k: adds to V'^T.
+  const auto multiply_keys = [&](const Stage<kGroups>& stage, int part) {
     PinSums(rest);
     ProductsBegin();
 #pragma unroll
-    for (int p = 0; p < kKeyParts; ++p) {
-#pragma unroll
-      for (int k = 0; k < kPartFragments; ++k) {
-        MultiplyRows<true>(rest, state_left[p][k], tile(stage.keys[p]), k * kFragment, true, lane);
-      }
+    for (int k = 0; k < kPartFragments; ++k) {
+      MultiplyRows<true>(rest, state_left[part][k], tile(stage.keys[part]), k * kFragment, true, lane);
     }
     ProductsCommit();
-    ProductsWait<1>();
-    PinSums(output);
-    if (chunk > 0) store(output, chunk - 1);
+  };
+  // S^T Q^T, likewise: overwrites or adds to the output.
+  const auto multiply_queries = [&](const Stage<kGroups>& stage, int part) {
+#pragma unroll
+    for (int k = 0; k < kPartFragments; ++k) {
+      MultiplyRows<false>(output, state_left[part][k], tile(stage.queries[part]), k * kFragment,
+                          part > 0 || k > 0, lane);
+    }
+    ProductsCommit();
+  };
+  // A part of S^T's change, U^T K'.
+  const auto multiply_update = [&](const Stage<kGroups>& stage, const Left& update, int part) {
+    PinSums(change);
+    ProductsBegin();
+#pragma unroll
+    for (int k = 0; k < kTokenFragments; ++k) {
+      MultiplyColumns(change, update[k], tile(stage.keys[part]), k * kFragment, k > 0, lane);
+    }
+    ProductsCommit();
+  };
+  const auto add_change = [&](Sums& sums) {
+    PinSums(change);
+#pragma unroll
+    for (int n = 0; n < 2 * kPartFragments; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[n][i] += change[n][i];
+    }
+  };
+
+  LoadValues(rest, stages[0].values[warp / kGroupWarps], warp, lane);
+  multiply_keys(stages[0], 0);
+  multiply_keys(stages[0], 1);
+  ProductsWait<0>();
+  PinSums(rest);
+  for (int chunk = 0; chunk < num_chunks; ++chunk) {
+    const Stage<kGroups>& stage = stages[chunk % kStages];
+    const Stage<kGroups>& next = stages[(chunk + 1) % kStages];  // after the last chunk: anything
     PinSums(output);
     ProductsBegin();
-    multiply_queries(0);
-    // Every warp is done with the chunk before this one, so its buffer is free.
-    if constexpr (kStages == 2) {
-      __syncthreads();
-    } else {
-      arrive(std::integral_constant<int, kStages - 3>());  // the next chunk
-    }
-    loader.Load(stages[(chunk + kStages - 1) % kStages], chunk + kStages - 1);
-    CpAsyncCommit();
-    ProductsWait<1>();
-    PinSums(rest);
+    multiply_queries(stage, 0);
     Left left;
     Round(left, rest);
 
     // U^T, into the place of the rest.
     PinSums(rest);
     ProductsBegin();
-    MultiplyTriangle(rest, left, tile(stage.inverse), false, lane);
+    MultiplySquare(rest, left, tile(stage.inverse), false, lane);
     ProductsCommit();
-    static_assert(kKeyParts == 2);
-    multiply_queries(1);
+    multiply_queries(stage, 1);
     ProductsWait<1>();
     PinSums(rest);
     Left update;
     Round(update, rest);
 
-    // U^T K' and P's part of the output.
-    Sums change[kKeyParts];
+    multiply_update(stage, update, 0);
     ProductsBegin();
-#pragma unroll
-    for (int p = 0; p < kKeyParts; ++p) {
-#pragma unroll
-      for (int k = 0; k < kTokenFragments; ++k) {
-        MultiplyColumns(change[p], update[k], tile(stage.keys[p]), k * kFragment, k > 0, lane);
-      }
-      ProductsCommit();
-    }
-    ProductsWait<kKeyParts>();  // Q S is complete before products of another shape add to it
-    PinSums(output);
-    ProductsBegin();
-    MultiplyTriangle(output, update, tile(stage.scores), true, lane);
+    MultiplySquare(output, update, tile(stage.scores), true, lane);
     ProductsCommit();
     if constexpr (kStages == 2) arrive(std::integral_constant<int, 0>());
-    if (chunk + 1 < num_chunks) {
-      LoadValues(rest, stages[(chunk + 1) % kStages].values[warp / kGroupWarps], warp, lane);
+    ProductsWait<1>();
+    add_change(state[0]);
+    multiply_update(stage, update, 1);
+    Round(state_left[0], state[0]);
+    LoadValues(rest, next.values[warp / kGroupWarps], warp, lane);
+    multiply_keys(next, 0);
+    ProductsWait<2>();
+    PinSums(output);
+    store(output, chunk, 0);
+    ProductsWait<1>();
+    add_change(state[1]);
+    Round(state_left[1], state[1]);
+    multiply_keys(next, 1);
+    store(output, chunk, 1);
+    // Once every warp is here, this chunk's buffer is free, and the chunk after the next has arrived.
+    if constexpr (kStages == 2) {
+      __syncthreads();
+    } else {
+      arrive(std::integral_constant<int, kStages - 3>());
     }
-#pragma unroll
-    for (int p = 0; p < kKeyParts; ++p) {
-      p == 0 ? ProductsWait<kKeyParts>() : ProductsWait<1>();
-      PinSums(change[p]);
-#pragma unroll
-      for (int n = 0; n < 2 * kPartFragments; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) state[p][n][i] += change[p][n][i];
-      }
-      Round(state_left[p], state[p]);
-    }
+    loader.Load(stages[chunk % kStages], chunk + kStages);
+    CpAsyncCommit();
+    ProductsWait<0>();
+    PinSums(rest);
   }
-  ProductsWait<0>();
-  PinSums(output);
-  store(output, num_chunks - 1);
 
   float* write = view.pool + static_cast<int64_t>(segment.write_slot) * view.slot_stride + state_offset;
 #pragma unroll

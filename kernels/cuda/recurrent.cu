@@ -97,10 +97,10 @@ __device__ inline float4 AddFromLane(float4 value, int distance) {
 constexpr int kMinThreads = 1024;
 
 template <typename Act, int kDk, int kDv, int kColumns, int kRowGroups, int kConvSize>
-__global__ __launch_bounds__(
-    Tile<Act, kDk, kDv, kColumns, kRowGroups>::kThreads,
-    kColumns < kDv ? kMinThreads / Tile<Act, kDk, kDv, kColumns, kRowGroups>::kThreads
-                   : 1) void RecurrentKernel(RecurrentParams params) {
+__global__ __launch_bounds__(Tile<Act, kDk, kDv, kColumns, kRowGroups>::kThreads,
+                             kColumns < kDv
+                                 ? kMinThreads / Tile<Act, kDk, kDv, kColumns, kRowGroups>::kThreads
+                                 : 1) void RecurrentKernel(RecurrentParams params) {
   using T = Tile<Act, kDk, kDv, kColumns, kRowGroups>;
   constexpr int kSplit = T::kSplit;
   EFLA_DYNAMIC_SHARED(raw);
@@ -117,7 +117,7 @@ __global__ __launch_bounds__(
   const int row = static_cast<int>(blockIdx.x / kSplit / layer.num_heads);
   // The slots of padding rows are there to be read as well: three loads at once.
   const int active_rows = *params.active_rows;
-  const int64_t read_slot = params.read_slot[row], write_slot = params.write_slot[row];
+  const int32_t read_slot = params.read_slot[row], write_slot = params.write_slot[row];
   if constexpr (kSplit > 1) ClusterArriveRelaxed();  // that this block runs
 
   // Channel c of the block, 0 <= c < kChannels, is of this part, and this one among the q|k|v channels.
@@ -145,15 +145,15 @@ __global__ __launch_bounds__(
   }
 
   const StateView& state = params.mix.state;
-  const float* read = state.pool + read_slot * state.slot_stride;
-  float* write = state.pool + write_slot * state.slot_stride;
+  const float* read = state.pool + static_cast<int64_t>(read_slot) * state.slot_stride;
   const int row_group = threadIdx.x / T::kColumnGroups, column_group = threadIdx.x % T::kColumnGroups;
   const int column = column_group * kVectorColumns;  // within the block
-  const int64_t tile_offset = state.recurrent_offset + static_cast<int64_t>(head) * (kDk * kDv) +
-                              row_group * T::kRows * kDv + rank * kColumns + column;
+  const int tile_offset = head * (kDk * kDv) + row_group * T::kRows * kDv + rank * kColumns + column;
   float4 s[T::kRows];
 #pragma unroll
-  for (int i = 0; i < T::kRows; ++i) s[i] = *reinterpret_cast<const float4*>(read + tile_offset + i * kDv);
+  for (int i = 0; i < T::kRows; ++i) {
+    s[i] = *reinterpret_cast<const float4*>(read + state.recurrent_offset + tile_offset + i * kDv);
+  }
   const int conv_channels = layer.conv_channels();
   for (int i = 4 * threadIdx.x; i < T::kChannels * older_inputs; i += 4 * T::kThreads) {
     const int tap = i / T::kChannels;
@@ -270,6 +270,7 @@ __global__ __launch_bounds__(
   }
   if constexpr (kSplit > 1) ClusterArrive();
 
+  float* write = state.pool + static_cast<int64_t>(write_slot) * state.slot_stride;
 #pragma unroll
   for (int i = 0; i < T::kRows; ++i) {
     const float ki = k[row_group * T::kRows + i] * k_scale;
@@ -277,7 +278,7 @@ __global__ __launch_bounds__(
     s[i].y = fmaf(ki, u[1], decay * s[i].y);
     s[i].z = fmaf(ki, u[2], decay * s[i].z);
     s[i].w = fmaf(ki, u[3], decay * s[i].w);
-    *reinterpret_cast<float4*>(write + tile_offset + i * kDv) = s[i];
+    *reinterpret_cast<float4*>(write + state.recurrent_offset + tile_offset + i * kDv) = s[i];
   }
   if constexpr (kSplit > 1) {
     ClusterWait();
