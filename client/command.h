@@ -2,7 +2,9 @@
 #ifndef EFLA_CLIENT_COMMAND_H_
 #define EFLA_CLIENT_COMMAND_H_
 
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -24,6 +26,9 @@ struct Command {
   std::function<int()> run;
 };
 
+// The word that stands where a subcommand should and is none; empty when there is no such word.
+std::string UnknownSubcommand(const CLI::App& program, int argc, const char* const* argv);
+
 Command AddGenerate(CLI::App& program);
 Command AddScore(CLI::App& program);
 Command AddTokenize(CLI::App& program);
@@ -38,7 +43,8 @@ struct ServerFlags {
 void AddServerFlags(CLI::App& app, ServerFlags& flags);
 void AddPromptFlags(CLI::App& app, PromptFlags& flags);
 
-// A client that has reached its server, or an error that says how to start one.
+// A client that has reached its server, or an error that says why not, and how to start a server where
+// nothing listens.
 absl::StatusOr<Client> ConnectedClient(const ServerFlags& flags, const Interrupt& interrupt);
 
 // Writes the whole text to standard output at once, so that a reader of a pipe sees it.
@@ -51,8 +57,16 @@ int ExitStatus(const absl::Status& status, const Interrupt& interrupt);
 // The same for a server's answer, with advice where its code calls for it.
 int CallExitStatus(const absl::Status& status, const Interrupt& interrupt);
 
-// For numbers; the error names the flag and the bound.
-CLI::Validator AboveZero();
+// Checks of a flag's text; the error names the flag, the value and the bounds, which are allowed values.
+CLI::Validator Number(double low, double high);
+CLI::Validator WholeNumber(uint64_t low, uint64_t high);
+CLI::Validator HostAndPort();
+CLI::Validator Utf8();
+
+inline constexpr uint64_t kMaxUint32 = std::numeric_limits<uint32_t>::max();
+inline constexpr uint64_t kMaxUint64 = std::numeric_limits<uint64_t>::max();
+// A year, the server's longest deadline.
+inline constexpr double kShortestSeconds = 0.001, kLongestSeconds = 31'536'000;
 
 }  // namespace efla
 

@@ -153,23 +153,30 @@ Command AddGenerate(CLI::App& program) {
   CLI::App* app = program.add_subcommand("generate", "Stream a continuation of a prompt");
   AddServerFlags(*app, flags->server);
   AddPromptFlags(*app, flags->prompt);
-  app->add_option("--max-tokens", flags->max_tokens, "Tokens drawn at most");
+  app->add_option("--max-tokens", flags->max_tokens, "Tokens drawn at most")
+      ->check(WholeNumber(0, kMaxUint32));
   app->add_option("--temperature", flags->temperature, "0 is greedy");
-  app->add_option("--top-k", flags->top_k, "Draw from the k most probable tokens; 0 is off");
+  app->add_option("--top-k", flags->top_k, "Draw from the k most probable tokens; 0 is off")
+      ->check(WholeNumber(0, kMaxUint32));
   app->add_option("--top-p", flags->top_p,
                   "Draw from the most probable tokens that reach this probability; 1 is off");
   app->add_option("--min-p", flags->min_p,
                   "Drop tokens less probable than this times the most probable; 0 is off");
-  app->add_option("--seed", flags->seed, "The same seed and request give the same tokens");
+  app->add_option("--seed", flags->seed, "The same seed and request give the same tokens")
+      ->check(WholeNumber(0, kMaxUint64));
   app->add_option("--stop", flags->stop, "Text that ends the continuation; may be repeated")
+      ->check(Utf8())
       ->allow_extra_args(false);
   app->add_option("--stop-token-id", flags->stop_token_ids,
                   "Token id that ends the continuation; may be repeated")
+      ->check(WholeNumber(0, kMaxUint32))
       ->allow_extra_args(false);
   app->add_flag("--ignore-eos", flags->ignore_eos, "Go on after an end-of-text token");
+  CLI::Option* json = app->add_flag("--json", flags->json, "One JSON object a line");
   app->add_option("--logprobs", flags->logprobs,
-                  "Log-probability of each token, and of so many alternatives (0: none); shown with --json");
-  app->add_flag("--json", flags->json, "One JSON object a line");
+                  "Log-probability of each token, and of so many alternatives (0: none); needs --json")
+      ->check(WholeNumber(0, kMaxUint32))
+      ->needs(json);
   app->add_flag("--stats", flags->stats, "Counts and times on standard error at the end");
   return {app, [flags] { return RunGenerate(*flags); }};
 }

@@ -20,6 +20,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kDefaultConcurrency = 8;
 constexpr uint64_t kDefaultRequests = 64;
+constexpr uint64_t kMostConcurrent = 100'000, kMostRequests = 1'000'000'000;
+constexpr double kLeastRate = 0.001, kMostRate = 1e6;
 constexpr uint64_t kWarmupSeed = 0x9e3779b97f4a7c15;  // mixed in, so that no warm-up prompt comes again
 
 struct LoadFlags {
@@ -180,15 +182,19 @@ int RunLoadCommand(const LoadFlags& flags) {
   std::vector<RequestRecord> records = RunLoad(client->generation(), *plan, interrupt.token(), on_progress);
   if (terminal && progress_shown) std::fputs("\r\033[K", stderr);
 
+  if (interrupt.token().stop_requested()) {  // what the interrupt cut short has not failed
+    const std::string cancelled = absl::StatusCodeToString(absl::StatusCode::kCancelled);
+    std::erase_if(records, [&](const RequestRecord& record) { return record.error == cancelled; });
+  }
   LoadReport report = MakeReport(records);
   absl::Status written =
       WriteOut(flags.json ? ReportJson(report, *plan, *model) : ReportText(report, flags, *plan, *model));
   if (!written.ok()) return ExitStatus(written, interrupt);
-  if (report.completed == 0 && !report.errors.empty()) {
+  if (report.failed > 0) {
     const auto& [code, message] = *report.error_examples.begin();
-    return ExitStatus(
-        absl::UnavailableError(absl::StrFormat("no request completed; the first: %s: %s", code, message)),
-        interrupt);
+    return ExitStatus(absl::UnavailableError(absl::StrFormat("%d of %d requests failed; one of them: %s: %s",
+                                                             report.failed, records.size(), code, message)),
+                      interrupt);
   }
   return ExitStatus(absl::OkStatus(), interrupt);
 }
@@ -201,25 +207,29 @@ Command AddLoad(CLI::App& program) {
   AddServerFlags(*app, flags->server);
   CLI::Option* concurrency = app->add_option("--concurrency", flags->concurrency,
                                              "Closed loop: requests in flight (8 when left out)")
-                                 ->check(AboveZero());
+                                 ->check(WholeNumber(1, kMostConcurrent));
   app->add_option("--rate", flags->rate, "Open loop: requests a second, Poisson arrivals")
-      ->check(AboveZero())
+      ->check(Number(kLeastRate, kMostRate))
       ->excludes(concurrency);
   app->add_option("--requests", flags->requests,
                   "Requests to send (64 when neither this nor --duration is given)")
-      ->check(AboveZero());
+      ->check(WholeNumber(1, kMostRequests));
   app->add_option("--duration", flags->duration,
                   "Seconds to go on sending; what is in flight then is waited for")
-      ->check(AboveZero());
+      ->check(Number(kShortestSeconds, kLongestSeconds));
   app->add_option("--prompt-lengths", flags->prompt_lengths, "Mix of TOKENS:WEIGHT, as in 32:0.5,512:0.5")
       ->capture_default_str();
   app->add_option("--max-tokens", flags->max_tokens,
                   "Tokens each request draws; end-of-text tokens are ignored")
-      ->check(AboveZero())
+      ->check(WholeNumber(1, kMaxUint32))
       ->capture_default_str();
   app->add_option("--temperature", flags->temperature, "0 is greedy")->capture_default_str();
-  app->add_option("--seed", flags->seed, "Of prompts, arrivals and draws")->capture_default_str();
-  app->add_option("--warmup", flags->warmup, "Requests sent before, not counted")->capture_default_str();
+  app->add_option("--seed", flags->seed, "Of prompts, arrivals and draws")
+      ->check(WholeNumber(0, kMaxUint64))
+      ->capture_default_str();
+  app->add_option("--warmup", flags->warmup, "Requests sent before, not counted")
+      ->check(WholeNumber(0, kMostRequests))
+      ->capture_default_str();
   app->add_flag("--json", flags->json, "One JSON object, with the field names of vLLM's benchmark");
   app->add_flag("--quiet", flags->quiet, "No progress line");
   app->add_flag("--progress", flags->progress, "Progress lines even where standard error is no terminal");

@@ -23,6 +23,8 @@ int main(int argc, char** argv) {
     if (error.get_exit_code() == 0) return program.exit(error);  // --help, --version
     std::string what = error.what();
     std::replace(what.begin(), what.end(), '\n', ' ');
+    const std::string unknown = efla::UnknownSubcommand(program, argc, argv);
+    if (!unknown.empty()) what = "there is no subcommand " + unknown;
     std::vector<CLI::App*> chosen = program.get_subcommands();
     std::fprintf(stderr, "efla: %s; see: efla %s--help\n", what.c_str(),
                  chosen.empty() ? "" : (chosen.front()->get_name() + " ").c_str());

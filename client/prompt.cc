@@ -26,8 +26,44 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
   return bytes;
 }
 
+// Unicode's table of well-formed byte sequences: no overlong forms, no surrogates, none above U+10FFFF.
+std::optional<size_t> FirstInvalidUtf8(std::string_view text) {
+  const auto byte = [&](size_t i) { return i < text.size() ? static_cast<uint8_t>(text[i]) : uint8_t{0}; };
+  for (size_t at = 0; at < text.size();) {
+    const uint8_t lead = byte(at);
+    const size_t length = lead < 0x80 ? 1 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : 4;
+    if (length > 1) {
+      if (lead < 0xC2 || lead > 0xF4) return at;
+      const uint8_t low = lead == 0xE0 ? 0xA0 : lead == 0xF0 ? 0x90 : 0x80;
+      const uint8_t high = lead == 0xED ? 0x9F : lead == 0xF4 ? 0x8F : 0xBF;
+      if (byte(at + 1) < low || byte(at + 1) > high) return at;
+    }
+    for (size_t i = 2; i < length; ++i) {
+      if ((byte(at + i) & 0xC0) != 0x80) return at;
+    }
+    at += length;
+  }
+  return std::nullopt;
+}
+
+absl::Status CheckUtf8(std::string_view name, std::string_view text) {
+  const std::optional<size_t> at = FirstInvalidUtf8(text);
+  if (!at) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrFormat("%s is not UTF-8: byte 0x%02x at offset %d", name,
+                                                    static_cast<uint8_t>(text[*at]), *at));
+}
+
+absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
+  absl::StatusOr<std::string> text = ReadFile(path);
+  if (!text.ok()) return text;
+  if (absl::Status status = CheckUtf8(path == "-" ? "standard input" : path, *text); !status.ok()) {
+    return status;
+  }
+  return text;
+}
+
 absl::StatusOr<TokenIdList> ParseTokenIds(std::string_view ids) {
-  constexpr std::string_view kSeparators = ", \t\r\n";
+  constexpr std::string_view kBlanks = " \t\r\n", kSeparators = ", \t\r\n";
   std::string from_file;
   if (!ids.empty() && ids.front() == '@') {
     absl::StatusOr<std::string> read = ReadFile(std::string(ids.substr(1)));
@@ -36,8 +72,13 @@ absl::StatusOr<TokenIdList> ParseTokenIds(std::string_view ids) {
     ids = from_file;
   }
   TokenIdList parsed;
-  for (size_t begin = 0; (begin = ids.find_first_not_of(kSeparators, begin)) != ids.npos;) {
+  size_t begin = std::min(ids.find_first_not_of(kBlanks), ids.size());
+  for (;;) {
     size_t end = std::min(ids.find_first_of(kSeparators, begin), ids.size());
+    if (begin == end) {
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the token id at position %d is empty", parsed.size()));
+    }
     uint32_t id = 0;
     auto [stopped, error] = std::from_chars(ids.data() + begin, ids.data() + end, id);
     if (error != std::errc() || stopped != ids.data() + end) {
@@ -46,7 +87,9 @@ absl::StatusOr<TokenIdList> ParseTokenIds(std::string_view ids) {
                           ids.substr(begin, end - begin), parsed.size()));
     }
     parsed.push_back(id);
-    begin = end;
+    begin = std::min(ids.find_first_not_of(kBlanks, end), ids.size());
+    if (begin == ids.size()) break;
+    if (ids[begin] == ',') begin = std::min(ids.find_first_not_of(kBlanks, begin + 1), ids.size());
   }
   return parsed;
 }
@@ -59,7 +102,7 @@ absl::StatusOr<Prompt> ReadPrompt(const PromptFlags& flags) {
   }
   if (flags.text) return Prompt(*flags.text);
   if (flags.file) {
-    absl::StatusOr<std::string> text = ReadFile(*flags.file);
+    absl::StatusOr<std::string> text = ReadTextFile(*flags.file);
     if (!text.ok()) return text.status();
     return Prompt(*std::move(text));
   }

@@ -25,8 +25,17 @@ struct PromptFlags {
 // The bytes of a file as they are; "-" reads standard input to its end.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
+// Offset of the first byte that no UTF-8 text has there; nothing when all are UTF-8.
+std::optional<size_t> FirstInvalidUtf8(std::string_view text);
+
+// INVALID_ARGUMENT unless `text` is UTF-8. The message begins with `name`, a file or where the text is from.
+absl::Status CheckUtf8(std::string_view name, std::string_view text);
+
+// A file's text, as above, which must be UTF-8.
+absl::StatusOr<std::string> ReadTextFile(const std::string& path);
+
 // "1,2,3", or "@FILE" for such a list in a file (blanks and line ends separate too), "@-" from standard
-// input.
+// input. At least one id.
 absl::StatusOr<TokenIdList> ParseTokenIds(std::string_view ids);
 
 // INVALID_ARGUMENT unless exactly one of the flags is given.

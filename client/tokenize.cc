@@ -2,6 +2,7 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
 #include "client/command.h"
 #include "nlohmann/json.hpp"
@@ -47,7 +48,7 @@ int RunTokenize(const TokenizeFlags& flags) {
   if (flags.text) {
     request.set_text(*flags.text);
   } else {
-    absl::StatusOr<std::string> text = ReadFile(*flags.file);
+    absl::StatusOr<std::string> text = ReadTextFile(*flags.file);
     if (!text.ok()) return ExitStatus(text.status());
     request.set_text(*std::move(text));
   }
@@ -66,8 +67,8 @@ int RunTokenize(const TokenizeFlags& flags) {
     out = json.dump() + "\n";
   } else {
     for (int i = 0; i < reply->token_ids_size(); ++i) {
-      out +=
-          absl::StrFormat("%8d  %s\n", reply->token_ids(i), i < reply->pieces_size() ? reply->pieces(i) : "");
+      const std::string piece = i < reply->pieces_size() ? reply->pieces(i) : "";
+      out += absl::StrFormat("%8d  \"%s\"\n", reply->token_ids(i), absl::Utf8SafeCHexEscape(piece));
     }
   }
   return ExitStatus(WriteOut(out), interrupt);
@@ -80,7 +81,7 @@ Command AddTokenize(CLI::App& program) {
   CLI::App* app =
       program.add_subcommand("tokenize", "Text to token ids with the server's tokenizer, and back");
   AddServerFlags(*app, flags->server);
-  app->add_option("--text", flags->text, "The text");
+  app->add_option("--text", flags->text, "The text")->check(Utf8());
   app->add_option("--file", flags->file, "A file that holds the text; - is standard input");
   app->add_flag("--add-bos", flags->add_bos, "Put the beginning-of-text token in front");
   app->add_flag("--parse-special-tokens", flags->parse_special_tokens,

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -32,6 +33,7 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
+constexpr int kBadUsage = 2;
 constexpr int64_t kMaxConfigBytes = 1 << 20;
 
 struct Arguments {
@@ -336,6 +338,15 @@ absl::Status WriteRandom(const Arguments& arguments) {
   return absl::OkStatus();
 }
 
+// CLI11 itself takes a negative number as a large one, and one out of range as the nearest in it.
+std::string CheckSeed(const std::string& text) {
+  uint64_t seed = 0;
+  const char* const last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, seed);
+  if (error == std::errc() && end == last) return "";
+  return absl::StrFormat("%s is not a whole number from 0 to 18446744073709551615", text);
+}
+
 int Main(int argc, char** argv) {
   CLI::App app("Inspects, verifies and makes checkpoint directories of EFLA language models.",
                "efla_checkpoint");
@@ -357,7 +368,9 @@ int Main(int argc, char** argv) {
   CLI::Option* preset = random->add_option("--preset", arguments.preset, "demo, 340m or 1.3b");
   CLI::Option* config = random->add_option("--config", arguments.config_file, "a config.json");
   preset->excludes(config);
-  random->add_option("--seed", arguments.seed, "same seed, same weights")->capture_default_str();
+  random->add_option("--seed", arguments.seed, "same seed, same weights")
+      ->check(CheckSeed, "from 0 to 18446744073709551615")
+      ->capture_default_str();
   random->add_option("--dtype", arguments.dtype, "bf16, f16 or f32")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}))
       ->capture_default_str();
@@ -365,10 +378,21 @@ int Main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   random->add_flag("--force", arguments.force, "replace a checkpoint that is there");
-  CLI11_PARSE(app, argc, argv);
-  if (random->parsed() && arguments.preset.empty() && arguments.config_file.empty()) {
-    std::fprintf(stderr, "efla_checkpoint: random needs --preset or --config\n");
-    return 2;
+  try {
+    app.parse(argc, argv);
+    if (random->parsed() && arguments.preset.empty() && arguments.config_file.empty()) {
+      throw CLI::RequiredError("random needs --preset or --config", CLI::ExitCodes::RequiredError);
+    }
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    std::string what = error.what();
+    const auto is_named = [&](const CLI::App* command) { return command->check_name(argv[1]); };
+    if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_named).empty()) {
+      what = absl::StrFormat("there is no subcommand %s", argv[1]);
+    }
+    std::replace(what.begin(), what.end(), '\n', ' ');
+    std::fprintf(stderr, "efla_checkpoint: %s; see: efla_checkpoint --help\n", what.c_str());
+    return kBadUsage;
   }
   const absl::Status status = inspect->parsed()  ? Inspect(arguments)
                               : verify->parsed() ? Verify(arguments)

@@ -101,7 +101,7 @@ for stage in "${stages[@]}"; do
       if setarch "$(uname -m)" --addr-no-randomize true 2>/dev/null; then
         runner=(setarch "$(uname -m)" --addr-no-randomize)
       fi
-      export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1
+      export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp"
       build tsan tsan build/tsan tests/server/all && run_tests tsan build/tsan/tests/server
       ;;
     tidy)

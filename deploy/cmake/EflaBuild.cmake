@@ -10,9 +10,10 @@ add_library(efla_compile_options INTERFACE)
 target_compile_options(efla_compile_options INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Wno-unused-parameter>
   $<$<AND:$<COMPILE_LANGUAGE:CXX>,$<BOOL:${EFLA_WERROR}>>:-Werror>)
+# -O1 -g1: reports keep their lines, and a build takes half as long.
 if(EFLA_SANITIZE)
   target_compile_options(efla_compile_options INTERFACE
-    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${EFLA_SANITIZE} -fno-omit-frame-pointer>)
+    $<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${EFLA_SANITIZE} -fno-omit-frame-pointer -O1 -g1>)
   target_link_options(efla_compile_options INTERFACE -fsanitize=${EFLA_SANITIZE})
 endif()
 

@@ -1,18 +1,15 @@
 // From the projection to the operands of the chunk kernels: convolution, activation, norms, coefficients.
 //
-//   q^ = q / |q| d_k^-1/2
-//   tensor-core form (no decay, write = erase): k' = sqrt(erase) k, v' = sqrt(erase) v, all in float16; then
-//     S <- (I - k' k'^T) S + k' v'^T, and |k'| < 1 whatever the key's norm was
-//   token-by-token form: k as the recurrence uses it and v in float32, and (decay, erase, write, k.q^) beside
-//   them
+//   q^ = q / |q| d_k^-1/2, k' = sqrt(erase) k, v' = sqrt(erase) v (no decay, write = erase); then
+//   S <- (I - k' k'^T) S + k' v'^T, and |k'| < 1 whatever the key's norm was
 //
-// Shapes: proj act [tokens, q|k|v|gate], prepared [tokens, q|k|v] float16 or float32.
-// A block owns one head of one chunk, a warp kWarpTokens consecutive tokens of it, a lane d / 32 consecutive
-// channels of q, then k, then v, with the convolution's window in registers. Inputs before the segment come
-// from the state in its read slot. Bytes: 2 (2 d_k + d_v) a head and token read (and the windows at the runs'
-// starts), as many written.
-#include <type_traits>
-
+// Shapes: proj act [tokens, q|k|v|gate], prepared float16 [tokens, q|k|v].
+// A block owns kTokens consecutive tokens of one head of one chunk. Two warps have q, two k, two v: a half
+// warp kRun consecutive tokens of its part, a lane 8 of the 128 channels, whose inputs are all on their way
+// before it computes. v waits for the roots of k's warps. Inputs before the segment come from the
+// state in its read slot. Bytes: 2 * 384 a head and token read (and the windows at the runs' starts, from
+// the cache), as many written.
+#include "kernels/cuda/chunk_tile.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/mix.cuh"
@@ -21,198 +18,201 @@
 namespace efla::cuda {
 namespace {
 
-constexpr int kWarps = 8;
-constexpr int kWarpTokens = kChunkTokens / kWarps;
+constexpr int kHeadSize = 128;
+constexpr int kVector = 8;                      // channels of a lane
+constexpr int kRunLanes = kHeadSize / kVector;  // of a run: half a warp
+constexpr int kRuns = 4;                        // of a block
+constexpr int kPartThreads = kRuns * kRunLanes;
+constexpr int kThreads = 3 * kPartThreads;
+constexpr int kBatch = 4;  // tokens whose norms are summed together
+constexpr float kLog2E = 1.4426950408889634f;
 
-template <int kWidth, typename Act>
-__device__ inline void LoadActs(const Act* from, float (&values)[kWidth]) {
-  if constexpr (kWidth == 4) {
-    const uint2 words = *reinterpret_cast<const uint2*>(from);
-    UnpackPair<Act>(words.x, values[0], values[1]);
-    UnpackPair<Act>(words.y, values[2], values[3]);
-  } else if constexpr (kWidth == 2) {
-    UnpackPair<Act>(*reinterpret_cast<const uint32_t*>(from), values[0], values[1]);
-  } else {
-    static_assert(kWidth == 1);
-    values[0] = ToFloat(from[0]);
+// Silu(x) to within a few units in the last place of float32: half of the kernel's instructions are this.
+__device__ inline float QuickSilu(float x) {
+  float power, inverse;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -kLog2E));
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
+  return x * inverse;
+}
+
+template <bool kAllSilu>
+__device__ inline float ActivateChannel(float x, int part, QkActivation qk_activation) {
+  return kAllSilu || part == kValue ? QuickSilu(x) : Activate(x, part, qk_activation);
+}
+
+// The sums over the lanes of each run, the same bits in each of them.
+__device__ inline void RunSums(float (&sums)[kBatch]) {
+#pragma unroll
+  for (int distance = kRunLanes / 2; distance > 0; distance /= 2) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], distance);
   }
 }
 
-template <int kWidth, typename Out>
-__device__ inline void StoreValues(Out* to, const float (&values)[kWidth]) {
-  if constexpr (sizeof(Out) == sizeof(float) || kWidth == 1) {
+// weight[j][c] of channel c meets the input kTaps - 1 - j tokens back; missing taps are zero.
+template <int kTaps>
+__device__ inline void LoadWeights(const MixLayer& layer, const float* conv,
+                                   float (&weight)[kTaps][kVector]) {
+  if (kTaps == 4 && layer.conv_size == kTaps) {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) to[i] = FromFloat<Out>(values[i]);
-  } else if constexpr (kWidth == 2) {
-    *reinterpret_cast<uint32_t*>(to) = PackPair<Out>(values[0], values[1]);
-  } else {
-    static_assert(kWidth == 4);
-    *reinterpret_cast<uint2*>(to) = {PackPair<Out>(values[0], values[1]),
-                                     PackPair<Out>(values[2], values[3])};
-  }
-}
-
-template <int kWidth>
-__device__ inline float SumSquares(const float (&values)[kWidth]) {
-  float sum = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) sum = fmaf(values[i], values[i], sum);
-  return WarpSum(sum);
-}
-
-// What one warp knows of its run of tokens.
-template <typename Act>
-struct Run {
-  const MixLayer& layer;
-  const Act* proj;    // row of the run's first token
-  const float* tail;  // the segment's convolution state before its first token
-  int position;       // of the run's first token in the segment
-  int head, lane;
-
-  // Calls use(i, values) with the lane's activated channels of `part` for the run's tokens i < count. kTaps
-  // is at least conv_size; the taps that are missing have weight zero.
-  template <int kWidth, int kTaps, typename Use>
-  __device__ inline void ForEachToken(int part, int count, Use&& use) const {
-    const int conv_size = layer.conv_size;
-    const int64_t channel = PartChannel(layer, part, head) + lane * kWidth;
-    const int64_t row_stride = layer.proj_columns(), tail_stride = layer.conv_channels();
-    float weight[kTaps][kWidth];
-    float window[kTaps][kWidth];  // window[(i + j) % kTaps] meets weight[j] at token i
-#pragma unroll
-    for (int j = 0; j < kTaps; ++j) {
-      const int tap = conv_size - kTaps + j, source = position + j - (kTaps - 1);
-#pragma unroll
-      for (int c = 0; c < kWidth; ++c) {
-        weight[j][c] = conv_size == 0 ? (j == kTaps - 1 ? 1.0f : 0.0f) : 0.0f;
-        if (tap >= 0 && conv_size > 0)
-          weight[j][c] = PartConv(layer, part, head)[(lane * kWidth + c) * conv_size + tap];
-        window[j][c] = 0.0f;
-      }
-      if (j == kTaps - 1 || tap < 0) continue;
-      if (source >= 0) {
-        LoadActs<kWidth>(proj + (j - (kTaps - 1)) * row_stride + channel, window[j]);
-      } else {
-#pragma unroll
-        for (int c = 0; c < kWidth; ++c) {
-          window[j][c] = tail[(conv_size - 1 + source) * tail_stride + channel + c];
-        }
-      }
+    for (int c = 0; c < kVector; ++c) {
+      const float4 taps = reinterpret_cast<const float4*>(conv)[c];
+      weight[0][c] = taps.x;
+      weight[1][c] = taps.y;
+      weight[2][c] = taps.z;
+      weight[3][c] = taps.w;
     }
+    return;
+  }
 #pragma unroll
-    for (int i = 0; i < kWarpTokens; ++i) {
-      if (i >= count) break;
-      LoadActs<kWidth>(proj + i * row_stride + channel, window[(i + kTaps - 1) % kTaps]);
-      float values[kWidth];
+  for (int j = 0; j < kTaps; ++j) {
+    const int tap = layer.conv_size - kTaps + j;
 #pragma unroll
-      for (int c = 0; c < kWidth; ++c) {
+    for (int c = 0; c < kVector; ++c) {
+      // Without a convolution: the input itself.
+      weight[j][c] = layer.conv_size == 0 && j == kTaps - 1 ? 1.0f : 0.0f;
+      if (tap >= 0 && layer.conv_size > 0) weight[j][c] = conv[c * layer.conv_size + tap];
+    }
+  }
+}
+
+template <typename Act, int kRun, int kTaps, bool kAllSilu>
+__global__ __launch_bounds__(kThreads) void PrepareKernel(ChunkParams params) {
+  constexpr int kTokens = kRun * kRuns;
+  constexpr int kBlocksPerChunk = kChunkTokens / kTokens;
+  static_assert(kChunkTokens % kTokens == 0 && kRun % kBatch == 0);
+  __shared__ float roots[kTokens];  // sqrt(erase)
+  const MixLayer& layer = params.mix.layer;
+  const int head = static_cast<int>(blockIdx.x % layer.num_heads);
+  const int piece = static_cast<int>(blockIdx.x / layer.num_heads % kBlocksPerChunk);
+  const Chunk chunk = params.chunks[params.chunk_begin + blockIdx.x / layer.num_heads / kBlocksPerChunk];
+  const int part = threadIdx.x / kPartThreads;
+  const int run = threadIdx.x % kPartThreads / kRunLanes, lane = threadIdx.x % kRunLanes;
+  const int first = piece * kTokens + run * kRun;  // in the chunk
+  const int count = chunk.num_tokens - first;      // of the run's tokens, at most kRun of them, are there
+  if (chunk.num_tokens <= piece * kTokens) return;
+  const Segment segment = params.segments[chunk.segment];
+  const int64_t token = chunk.token_begin + first;
+  const int position = static_cast<int>(token - segment.token_begin);
+  const int64_t channel = PartChannel(layer, part, head) + lane * kVector;
+  const int64_t row_stride = layer.proj_columns(), channels = layer.conv_channels();
+  float weight[kTaps][kVector];
+  LoadWeights<kTaps>(layer, PartConv(layer, part, head) + lane * kVector * layer.conv_size, weight);
+  GridDependencyWait();
+  GridDependencyTrigger();
+
+  const Act* proj = static_cast<const Act*>(params.mix.proj) + token * row_stride + channel;
+  uint4 rows[kRun];
+#pragma unroll
+  for (int i = 0; i < kRun; ++i) {
+    rows[i] = i < count ? *reinterpret_cast<const uint4*>(proj + i * row_stride) : uint4{};
+  }
+  float window[kTaps][kVector];  // window[(i + j) % kTaps] meets weight[j] at token i
+#pragma unroll
+  for (int j = 0; j < kTaps - 1; ++j) {
+    const int back = kTaps - 1 - j, source = position - back;
+#pragma unroll
+    for (int c = 0; c < kVector; ++c) window[j][c] = 0.0f;
+    if (count <= 0 || back >= layer.conv_size) continue;
+    if (source >= 0) {
+      Unpack8<Act>(*reinterpret_cast<const uint4*>(proj - back * row_stride), window[j]);
+    } else {
+      const float* tail = params.mix.state.pool +
+                          static_cast<int64_t>(segment.read_slot) * params.mix.state.slot_stride +
+                          params.mix.state.conv_offset + (layer.conv_size - 1 + source) * channels + channel;
+#pragma unroll
+      for (int c = 0; c < kVector; ++c) window[j][c] = tail[c];
+    }
+  }
+
+  __half* out = static_cast<__half*>(params.prepared) + token * channels + channel;
+  if (part == kValue) __syncthreads();  // the roots are there
+#pragma unroll
+  for (int begin = 0; begin < kRun; begin += kBatch) {
+    float values[kBatch][kVector], scale[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const int i = begin + b;
+      Unpack8<Act>(rows[i], window[(i + kTaps - 1) % kTaps]);
+      scale[b] = 0.0f;
+#pragma unroll
+      for (int c = 0; c < kVector; ++c) {
         float sum = 0.0f;
 #pragma unroll
         for (int j = 0; j < kTaps; ++j) sum = fmaf(weight[j][c], window[(i + j) % kTaps][c], sum);
-        values[c] = Activate(sum, part, layer.qk_activation);
+        values[b][c] = ActivateChannel<kAllSilu>(sum, part, layer.qk_activation);
+        scale[b] = fmaf(values[b][c], values[b][c], scale[b]);
       }
-      use(i, values);
+    }
+    if (part == kValue) {
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) scale[b] = roots[run * kRun + begin + b];
+    } else {
+      RunSums(scale);
+      if (part == kQuery) {
+        const float query_scale = 1.0f / sqrtf(static_cast<float>(kHeadSize));
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) scale[b] = L2NormScale(scale[b]) * query_scale;
+      } else {
+        // A lane computes the scalars of one of the batch's tokens.
+        const int mine = lane % kBatch;
+        float norm_squared = scale[0];
+#pragma unroll
+        for (int b = 1; b < kBatch; ++b) norm_squared = mine == b ? scale[b] : norm_squared;
+        float root = 0.0f, key_scale = 0.0f;
+        if (begin + mine < count) {
+          const float* coef = params.mix.coef + (token + begin + mine) * layer.coef_columns();
+          root = sqrtf(HeadScalars(layer, coef, head, norm_squared).erase);
+          key_scale = NormalizesKey(layer.type) ? L2NormScale(norm_squared) * root : root;
+          if (lane < kBatch) roots[run * kRun + begin + mine] = root;
+        }
+#pragma unroll
+        for (int b = 0; b < kBatch; ++b) scale[b] = __shfl_sync(kAllLanes, key_scale, b, kRunLanes);
+      }
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      if (begin + b >= count) continue;
+      uint4 packed;
+      uint32_t* words = &packed.x;
+#pragma unroll
+      for (int c = 0; c < kVector; c += 2) {
+        words[c / 2] = PackHalves(values[b][c] * scale[b], values[b][c + 1] * scale[b]);
+      }
+      *reinterpret_cast<uint4*>(out + (begin + b) * channels) = packed;
     }
   }
-};
-
-template <typename Act, int kDk, int kDv, int kTaps, bool kTensorForm>
-__global__ __launch_bounds__(kWarps* kWarpLanes) void PrepareKernel(ChunkParams params) {
-  using Out = std::conditional_t<kTensorForm, __half, float>;
-  constexpr int kKeyWidth = kDk / kWarpLanes, kValueWidth = kDv / kWarpLanes;
-  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  const MixLayer& layer = params.mix.layer;
-  const int head = static_cast<int>(blockIdx.x % layer.num_heads);
-  const Chunk chunk = params.chunks[params.chunk_begin + blockIdx.x / layer.num_heads];
-  GridDependencyWait();
-  GridDependencyTrigger();
-  const int first = warp * kWarpTokens;  // in the chunk
-  const int count = min(kWarpTokens, chunk.num_tokens - first);
-  if (count <= 0) return;
-  const Segment segment = params.segments[chunk.segment];
-  const int64_t token = chunk.token_begin + first;
-  const Run<Act> run = {layer,
-                        static_cast<const Act*>(params.mix.proj) + token * layer.proj_columns(),
-                        params.mix.state.pool +
-                            static_cast<int64_t>(segment.read_slot) * params.mix.state.slot_stride +
-                            params.mix.state.conv_offset,
-                        static_cast<int>(token - segment.token_begin),
-                        head,
-                        lane};
-  const int64_t channels = layer.conv_channels();
-  Out* prepared = static_cast<Out*>(params.prepared) + token * channels;
-  const float* coef = params.mix.coef + token * layer.coef_columns();
-  const float query_scale = 1.0f / sqrtf(static_cast<float>(kDk));
-
-  float query[kTensorForm ? 1 : kWarpTokens][kKeyWidth];  // kept for k.q
-  Out* query_out = prepared + PartChannel(layer, kQuery, head) + lane * kKeyWidth;
-  run.template ForEachToken<kKeyWidth, kTaps>(kQuery, count, [&](int i, float(&values)[kKeyWidth]) {
-    const float scale = L2NormScale(SumSquares(values)) * query_scale;
-#pragma unroll
-    for (int c = 0; c < kKeyWidth; ++c) {
-      values[c] *= scale;
-      if constexpr (!kTensorForm) query[i][c] = values[c];
-    }
-    StoreValues<kKeyWidth>(query_out + i * channels, values);
-  });
-
-  float value_scale[kWarpTokens];
-  Out* key_out = prepared + PartChannel(layer, kKey, head) + lane * kKeyWidth;
-  run.template ForEachToken<kKeyWidth, kTaps>(kKey, count, [&](int i, float(&values)[kKeyWidth]) {
-    const float norm_squared = SumSquares(values);
-    const MixScalars scalars = HeadScalars(layer, coef + i * layer.coef_columns(), head, norm_squared);
-    const float root = kTensorForm ? sqrtf(scalars.erase) : 1.0f;
-    const float scale = NormalizesKey(layer.type) ? L2NormScale(norm_squared) * root : root;
-    value_scale[i] = root;
-#pragma unroll
-    for (int c = 0; c < kKeyWidth; ++c) values[c] *= scale;
-    StoreValues<kKeyWidth>(key_out + i * channels, values);
-    if constexpr (!kTensorForm) {
-      float dot = 0.0f;
-#pragma unroll
-      for (int c = 0; c < kKeyWidth; ++c) dot = fmaf(values[c], query[i][c], dot);
-      dot = WarpSum(dot);
-      if (lane == 0) {
-        params.scalars[(token + i) * layer.num_heads + head] = {expf(scalars.log_decay), scalars.erase,
-                                                                scalars.write, dot};
-      }
-    }
-  });
-
-  Out* value_out = prepared + PartChannel(layer, kValue, head) + lane * kValueWidth;
-  run.template ForEachToken<kValueWidth, kTaps>(kValue, count, [&](int i, float(&values)[kValueWidth]) {
-#pragma unroll
-    for (int c = 0; c < kValueWidth; ++c) values[c] *= value_scale[i];
-    StoreValues<kValueWidth>(value_out + i * channels, values);
-  });
+  if (part != kValue) __syncthreads();
 }
 
-template <typename Act, int kDk, int kDv, bool kTensorForm>
-cudaError_t LaunchHeadSize(const LaunchContext& context, const ChunkParams& params) {
+template <typename Act, int kRun>
+cudaError_t LaunchRun(const LaunchContext& context, const ChunkParams& params) {
+  const MixLayer& layer = params.mix.layer;
   constexpr int kUsualTaps = 4;
-  const LaunchShape shape = {
-      .grid = dim3(static_cast<unsigned>(params.num_chunks) * params.mix.layer.num_heads),
-      .block = dim3(kWarps * kWarpLanes)};
-  if (params.mix.layer.conv_size <= kUsualTaps) {
-    return Launch(context, shape, PrepareKernel<Act, kDk, kDv, kUsualTaps, kTensorForm>, params);
+  const LaunchShape shape = {.grid = dim3(static_cast<unsigned>(params.num_chunks) * layer.num_heads *
+                                          (kChunkTokens / (kRun * kRuns))),
+                             .block = dim3(kThreads)};
+  if (layer.conv_size > kUsualTaps) {
+    return Launch(context, shape, PrepareKernel<Act, kRun, kMaxConvSize, false>, params);
   }
-  return Launch(context, shape, PrepareKernel<Act, kDk, kDv, kMaxConvSize, kTensorForm>, params);
+  return layer.qk_activation == QkActivation::kSilu
+             ? Launch(context, shape, PrepareKernel<Act, kRun, kUsualTaps, true>, params)
+             : Launch(context, shape, PrepareKernel<Act, kRun, kUsualTaps, false>, params);
 }
 
 template <typename Act>
 cudaError_t LaunchTyped(const LaunchContext& context, const ChunkParams& params) {
-  const int d_k = params.mix.layer.d_k, d_v = params.mix.layer.d_v;
-  if (ChunkFormSupported(params.mix.layer)) return LaunchHeadSize<Act, 128, 128, true>(context, params);
-  if (d_k == 128 && d_v == 128) return LaunchHeadSize<Act, 128, 128, false>(context, params);
-  if (d_k == 64 && d_v == 64) return LaunchHeadSize<Act, 64, 64, false>(context, params);
-  if (d_k == 32 && d_v == 128) return LaunchHeadSize<Act, 32, 128, false>(context, params);
-  if (d_k == 64 && d_v == 128) return LaunchHeadSize<Act, 64, 128, false>(context, params);
-  return cudaErrorInvalidValue;
+  // Short runs while there are too few blocks for every multiprocessor.
+  constexpr int kLongRun = 8, kShortRun = 4;
+  return params.num_chunks * params.mix.layer.num_heads >= 2 * context.multiprocessors
+             ? LaunchRun<Act, kLongRun>(context, params)
+             : LaunchRun<Act, kShortRun>(context, params);
 }
 
 }  // namespace
 
 bool ChunkFormSupported(const MixLayer& layer) {
-  return layer.d_k == 128 && layer.d_v == 128 && !IsGated(layer.type);
+  return layer.d_k == kHeadSize && layer.d_v == kHeadSize && !IsGated(layer.type);
 }
 
 cudaError_t LaunchChunkPrepare(const LaunchContext& context, const ChunkParams& params) {

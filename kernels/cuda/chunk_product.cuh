@@ -23,13 +23,6 @@ inline constexpr int kGroupTileAlign = 1024;         // bytes; the swizzle follo
 inline constexpr uint32_t kHalfSigns = 0x80008000u;  // of a pair
 using GroupTile = HalfTile<kGroupTile>;
 
-// Two floats as float16, the first in the low half; beyond float16's range its largest value, NaN stays NaN.
-__device__ inline uint32_t PackHalves(float first, float second) {
-  uint32_t word;
-  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
-  return word;
-}
-
 // Two neighbouring 8-column sums as the left operand of the next product.
 __device__ inline void PackLeft(uint32_t (&a)[4], const float (&low)[4], const float (&high)[4]) {
   a[0] = PackHalves(low[0], low[1]);

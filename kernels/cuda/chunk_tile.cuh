@@ -13,6 +13,13 @@ namespace efla::cuda {
 inline constexpr int kTileVector = 8;  // elements of the 16 bytes that move as one
 inline constexpr int kFragment = 16;   // rows and columns of a fragment
 
+// Two floats as float16, the first in the low half; beyond float16's range its largest value, NaN stays NaN.
+__device__ inline uint32_t PackHalves(float first, float second) {
+  uint32_t word;
+  asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  return word;
+}
+
 // Row-major [rows, kColumns] with its 16-byte vectors permuted within a row, so that 8 rows' vectors of one
 // column meet every bank once.
 template <int kColumns>

@@ -452,6 +452,17 @@ void CudaDevice::PrefillProduct(const void* y, const CudaMatrix& weight, Prefill
   Note(status);
 }
 
+void CudaDevice::NormRows(const char* what, NormParams params) {
+  params.num_rows = num_decode_;
+  if (num_decode_ > 0) Note(what, LaunchNorm(context_, params));
+  if (num_prefill() == 0) return;
+  params.num_rows = num_prefill();
+  params.x += static_cast<int64_t>(num_decode_) * params.cols;
+  params.y = ByteOffset(params.y, static_cast<int64_t>(num_decode_) * params.cols * kActBytes);
+  if (params.coef != nullptr) params.coef += static_cast<int64_t>(num_decode_) * params.coef_columns;
+  Note(what, LaunchNormRows(context_, params));
+}
+
 void CudaDevice::DoProject(const ProjectArgs& args) {
   if (mode_ == StepMode::kReplay) return;
   Activate();
@@ -494,7 +505,7 @@ void CudaDevice::DoProject(const ProjectArgs& args) {
     norm.coef_columns = static_cast<int>(coef_weight->rows());
     norm.coef = args.coef_out;
   }
-  Note("projection norm", LaunchNorm(context_, norm));
+  NormRows("projection norm", norm);
   if (num_decode_ > 0) Note("projection", LaunchLinear(context_, linear));
   if (num_prefill() > 0) {
     PrefillProduct(ByteOffset(normalized_.get(), static_cast<int64_t>(num_decode_) * cols * kActBytes),
@@ -545,11 +556,12 @@ void CudaDevice::DoMixChunk(const MixArgs& args) {
         .inverse = inverse_.get(),
         .scores = scores_.get(),
         .mixed = mixed_.get<float>()};
-    Note("chunk operands", LaunchChunkPrepare(context_, params));
     if (tensor_form) {
+      Note("chunk operands", LaunchChunkPrepare(context_, params));
       Note("chunk inverses", LaunchChunkInverse(context_, params));
       Note("chunk recurrence", LaunchChunkScan(context_, params));
     } else {
+      Note("token operands", LaunchTokenPrepare(context_, params));
       Note("token recurrence", LaunchTokenScan(context_, params));
     }
     Note("chunk output", LaunchChunkFinish(context_, params));
@@ -605,12 +617,12 @@ void CudaDevice::DoGatedMlp(const GatedMlpArgs& args) {
     Note("gate and up", LaunchLinear(context_, linear));
     return;
   }
-  Note("feed-forward norm", LaunchNorm(context_, {.x = args.x,
-                                                  .norm = args.norm,
-                                                  .eps = args.norm_eps,
-                                                  .num_rows = num_tokens_,
-                                                  .cols = cols,
-                                                  .y = normalized_.get()}));
+  NormRows("feed-forward norm", {.x = args.x,
+                                 .norm = args.norm,
+                                 .eps = args.norm_eps,
+                                 .num_rows = num_tokens_,
+                                 .cols = cols,
+                                 .y = normalized_.get()});
   if (num_decode_ > 0) Note("gate and up", LaunchLinear(context_, linear));
   if (num_prefill() > 0) {
     EFLA_CHECK(weight.stored_rows() <= GroupedRows(limits_.intermediate_size));

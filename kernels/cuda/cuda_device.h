@@ -108,6 +108,8 @@ class CudaDevice final : public Device {
   int PaddedRows(int rows, int most) const;
   // The product of the step's prompt rows: `y` and `out` are of the first prompt row.
   void PrefillProduct(const void* y, const CudaMatrix& weight, PrefillOutput output, void* out);
+  // The norm of all the step's rows, each row by its kind.
+  void NormRows(const char* what, NormParams params);
   DeviceStatus TunePrefill(const Limits& limits);
   int num_prefill() const { return num_tokens_ - num_decode_; }
 

@@ -41,6 +41,9 @@ struct NormParams {
   float* coef = nullptr;  // [rows, coef_columns]
 };
 cudaError_t LaunchNorm(const LaunchContext& context, const NormParams& params);
+// The same for prompt rows (norm_rows.cu): other sums, so other bits. A row takes one or the other by what it
+// is, never by how many there are.
+cudaError_t LaunchNormRows(const LaunchContext& context, const NormParams& params);
 
 // --- linear.cu ---
 enum class LinearOutput : uint8_t {
@@ -85,7 +88,7 @@ cudaError_t LaunchGatedSilu(const LaunchContext& context, const void* gate_up, i
 cudaError_t LaunchCompareRows(const LaunchContext& context, const void* rows, int num_rows, int64_t row_words,
                               const void* expected, int expected_rows, int32_t* mismatches);
 
-// --- recurrent.cu, chunk_*.cu, output_norm.cu ---
+// --- recurrent.cu, chunk_*.cu, token_*.cu ---
 struct MixParams {
   MixLayer layer;
   const void* proj = nullptr;   // act [tokens, proj_columns]
@@ -138,6 +141,7 @@ bool ChunkFormSupported(const MixLayer& layer);
 cudaError_t LaunchChunkPrepare(const LaunchContext& context, const ChunkParams& params);
 cudaError_t LaunchChunkInverse(const LaunchContext& context, const ChunkParams& params);
 cudaError_t LaunchChunkScan(const LaunchContext& context, const ChunkParams& params);
+cudaError_t LaunchTokenPrepare(const LaunchContext& context, const ChunkParams& params);
 cudaError_t LaunchTokenScan(const LaunchContext& context, const ChunkParams& params);
 // The output norm and gate of the pass's tokens, and the segments' new convolution states.
 cudaError_t LaunchChunkFinish(const LaunchContext& context, const ChunkParams& params);

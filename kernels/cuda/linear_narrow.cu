@@ -175,11 +175,12 @@ __global__ __launch_bounds__(kNarrowThreads, 2) void NarrowKernel(LinearParams p
         Mma<Act>(acc[tile], second, current[i][tile].z, current[i][tile].w);
       }
     }
-    if constexpr (kWhole) break;
+    if constexpr (!kWhole) {
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
+      for (int i = 0; i < kBatch; ++i) {
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) current[i][tile] = next[i][tile];
+        for (int tile = 0; tile < kTiles; ++tile) current[i][tile] = next[i][tile];
+      }
     }
   }
 
@@ -255,10 +256,10 @@ cudaError_t LaunchNarrow(const LaunchContext& context, const LinearParams& param
 template <typename Act>
 cudaError_t LaunchTyped(const LaunchContext& context, const LinearParams& params) {
   const int64_t wave = context.multiprocessors;
-  // More tiles a block where that still leaves two blocks for each multiprocessor; gate and up need two.
+  // As many tiles a block as still leave a block for each multiprocessor; gate and up need two.
   constexpr int kWideTiles = 4, kPairTiles = 2;
-  if (params.outputs >= 2 * wave * kWideTiles * kTileN) return LaunchNarrow<Act, kWideTiles>(context, params);
-  if (params.output == LinearOutput::kGatedSilu || params.outputs >= 3 * wave * kPairTiles * kTileN / 2) {
+  if (params.outputs >= wave * kWideTiles * kTileN) return LaunchNarrow<Act, kWideTiles>(context, params);
+  if (params.output == LinearOutput::kGatedSilu || params.outputs >= wave * kPairTiles * kTileN) {
     return LaunchNarrow<Act, kPairTiles>(context, params);
   }
   return LaunchNarrow<Act, 1>(context, params);

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <chrono>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,7 +18,9 @@ namespace {
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 constexpr int kSmallestBucket = 64;
 constexpr int kMaxCandidates = 8;  // asked of the heuristic for a bucket
-constexpr int kMaxTimedCandidates = 4;
+constexpr int kMaxTimedCandidates = 3;
+// Timing one shape stops after this; a bucket then takes its first choice with the right bits.
+constexpr double kTimedSeconds = 0.1;
 constexpr int kTimedRuns = 3;
 constexpr int kTrialRows = 16;  // different ones
 
@@ -70,6 +73,15 @@ bool SumsInOnePiece(const cublasLtMatmulAlgo_t& algorithm) {
   return split_k >= 0 && split_k <= 1 && reduction == CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
+// Whether its tile is too small to be any use to a prompt (the generic 16 x 16 kernels).
+bool HasTinyTile(const cublasLtMatmulAlgo_t& algorithm) {
+  uint32_t tile = CUBLASLT_MATMUL_TILE_UNDEFINED;
+  size_t written = 0;
+  return cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile, sizeof(tile),
+                                              &written) == CUBLAS_STATUS_SUCCESS &&
+         tile != CUBLASLT_MATMUL_TILE_UNDEFINED && tile < CUBLASLT_MATMUL_TILE_32x64;
+}
+
 // Device memory and events of one Tune call.
 struct Trial {
   void* y = nullptr;
@@ -100,7 +112,8 @@ struct PrefillLinear::Handle {
     cudaFree(workspace);
   }
 
-  // The heuristic's choices for a row count that sum in one piece, best first.
+  // The heuristic's choices for a row count that sum in one piece, best first; those with tiny tiles only
+  // where there is no other.
   DeviceStatus Candidates(Problem& problem, std::vector<cublasLtMatmulAlgo_t>& candidates) const {
     cublasLtMatmulPreferenceOpaque_t preference;
     const uint32_t no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
@@ -113,6 +126,7 @@ struct PrefillLinear::Handle {
       status = cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                                     &no_reduction, sizeof(no_reduction));
     }
+    std::vector<cublasLtMatmulAlgo_t> tiny;
     cublasLtMatmulHeuristicResult_t results[kMaxCandidates];
     int count = 0;
     if (status == CUBLAS_STATUS_SUCCESS) {
@@ -121,9 +135,10 @@ struct PrefillLinear::Handle {
     }
     for (int i = 0; i < count && status == CUBLAS_STATUS_SUCCESS; ++i) {
       if (results[i].state == CUBLAS_STATUS_SUCCESS && SumsInOnePiece(results[i].algo)) {
-        candidates.push_back(results[i].algo);
+        (HasTinyTile(results[i].algo) ? tiny : candidates).push_back(results[i].algo);
       }
     }
+    if (candidates.empty()) candidates = std::move(tiny);
     return CublasError("cublasLt heuristic", status);
   }
 
@@ -208,8 +223,8 @@ DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, 
   if (status.ok()) status = fill(trial.weight, outputs, kTrialRows);
 
   // The result of `algorithm` for this many rows, its time, and whether its rows repeat `trial.expected`.
-  const auto run = [&](const cublasLtMatmulAlgo_t& algorithm, int rows, bool compare, bool& equal,
-                       float& seconds) {
+  const auto run = [&](const cublasLtMatmulAlgo_t& algorithm, int rows, bool compare, int timed_runs,
+                       bool& equal, float& seconds) {
     equal = false;
     Problem problem;
     DeviceStatus result = MakeProblem(context.act, outputs, cols, output, rows, problem);
@@ -233,7 +248,7 @@ DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, 
                                      trial_rows, static_cast<int32_t*>(trial.mismatches)));
     }
     if (result.ok()) result = CudaStatus("trial", cudaEventRecord(trial.begin, context.stream));
-    for (int i = 0; i < kTimedRuns && result.ok(); ++i) {
+    for (int i = 0; i < timed_runs && result.ok(); ++i) {
       result = CublasError("trial",
                            handle_->Matmul(context, problem, trial.y, trial.weight, trial.out, algorithm));
     }
@@ -246,7 +261,7 @@ DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, 
     float milliseconds = 0;
     if (result.ok())
       result = CudaStatus("trial", cudaEventElapsedTime(&milliseconds, trial.begin, trial.end));
-    seconds = milliseconds / 1000 / kTimedRuns;
+    seconds = timed_runs > 0 ? milliseconds / 1000 / static_cast<float>(timed_runs) : 0.0f;
     equal = result.ok() && mismatches == 0;
     return result;
   };
@@ -263,8 +278,8 @@ DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, 
   for (size_t i = 0; i < candidates.size() && status.ok() && reference == nullptr; ++i) {
     bool equal = false;
     float seconds = 0;
-    status = run(candidates[i], max_rows, false, equal, seconds);
-    if (status.ok() && equal) status = run(candidates[i], max_rows, true, equal, seconds);
+    status = run(candidates[i], max_rows, false, 0, equal, seconds);
+    if (status.ok() && equal) status = run(candidates[i], max_rows, true, 0, equal, seconds);
     if (status.ok() && equal) reference = &candidates[i];
   }
   if (!status.ok()) return status;
@@ -274,6 +289,8 @@ DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, 
                                                "] whose rows do not depend on each other"};
   }
 
+  const auto begin = std::chrono::steady_clock::now();
+  const std::chrono::duration<double> limit(kTimedSeconds);
   for (const int rows : buckets) {
     Problem problem;
     status = MakeProblem(context.act, outputs, cols, output, rows, problem);
@@ -284,11 +301,12 @@ DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, 
     const cublasLtMatmulAlgo_t* best = reference;
     float best_seconds = 0;
     for (const cublasLtMatmulAlgo_t& choice : choices) {
+      if (best != reference && std::chrono::steady_clock::now() - begin > limit) break;
       // The bucket's most rows last, for its time; its fewest only for their bits.
       bool equal_fewest = false, equal_most = false;
       float seconds = 0;
-      status = run(choice, rows / 2 + 1, true, equal_fewest, seconds);
-      if (status.ok()) status = run(choice, rows, true, equal_most, seconds);
+      status = run(choice, rows / 2 + 1, true, 0, equal_fewest, seconds);
+      if (status.ok() && equal_fewest) status = run(choice, rows, true, kTimedRuns, equal_most, seconds);
       if (!status.ok()) return status;
       if (equal_fewest && equal_most && (best == reference || seconds < best_seconds)) {
         best = &choice;

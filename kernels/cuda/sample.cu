@@ -280,15 +280,48 @@ __global__ __launch_bounds__(kThreads, 1) void SampleKernel(SampleParams params)
   const SampleRow sample = params.rows[index];
   const int vocab_size = params.vocab_size;
   const float* logits = params.logits + static_cast<int64_t>(index) * vocab_size;
-  uint64_t best = 0;
+  // A thread's elements, in ascending order: vectors of 4 where every row is aligned for them.
+  const int width = vocab_size % 4 == 0 ? 4 : 1;
+  float most = -INFINITY;
+  int most_id = 0;
   bool finite = true;
-  for (int id = threadIdx.x; id < vocab_size; id += kThreads) {
-    const float logit = logits[id];
-    if (kRowInShared) reinterpret_cast<float*>(shared)[id] = logit;
+  const auto take = [&](int id, float logit) {
     finite = finite && isfinite(logit);
-    const uint64_t rank = RankBits(OrderedBits(logit), id);
-    best = rank > best ? rank : best;
+    if (logit > most) {
+      most = logit;
+      most_id = id;
+    }
+  };
+  if (width == 4) {
+    constexpr int kInFlight = 4;
+    const int vectors = vocab_size / 4;
+    for (int begin = threadIdx.x; begin < vectors; begin += kInFlight * kThreads) {
+      float4 loaded[kInFlight];
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const int vector = begin + i * kThreads;
+        if (vector < vectors) loaded[i] = reinterpret_cast<const float4*>(logits)[vector];
+      }
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i) {
+        const int vector = begin + i * kThreads;
+        if (vector >= vectors) break;
+        if (kRowInShared) reinterpret_cast<float4*>(shared)[vector] = loaded[i];
+        take(4 * vector, loaded[i].x);
+        take(4 * vector + 1, loaded[i].y);
+        take(4 * vector + 2, loaded[i].z);
+        take(4 * vector + 3, loaded[i].w);
+      }
+    }
+  } else {
+    for (int id = threadIdx.x; id < vocab_size; id += kThreads) {
+      const float logit = logits[id];
+      if (kRowInShared) reinterpret_cast<float*>(shared)[id] = logit;
+      take(id, logit);
+    }
   }
+  // 0 of a thread without elements, which loses.
+  uint64_t best = most == -INFINITY ? 0 : RankBits(OrderedBits(most), most_id);
   const bool all_finite = __syncthreads_and(finite) != 0;
   const int top_begin = params.top_begin[index];
   TokenLogprob* top = params.top + top_begin;
@@ -304,8 +337,14 @@ __global__ __launch_bounds__(kThreads, 1) void SampleKernel(SampleParams params)
                    sample.temperature};
 
   double sum = 0;
-  for (int id = threadIdx.x; id < vocab_size; id += kThreads) {
-    sum += static_cast<double>(expf(logits[id] - row.max));
+  for (int id = width * threadIdx.x; id < vocab_size; id += width * kThreads) {
+    if (width == 4) {
+      const float4 v = *reinterpret_cast<const float4*>(logits + id);
+      sum += static_cast<double>(expf(v.x - row.max)) + static_cast<double>(expf(v.y - row.max)) +
+             static_cast<double>(expf(v.z - row.max)) + static_cast<double>(expf(v.w - row.max));
+    } else {
+      sum += static_cast<double>(expf(logits[id] - row.max));
+    }
   }
   const double log_sum = static_cast<double>(row.max) + log(BlockSum(sum, scratch));
 

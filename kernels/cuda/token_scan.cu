@@ -2,7 +2,7 @@
 //
 //   p = S^T k, r = S^T q,  u = write v - decay erase p,  S <- decay S + k u^T,  o = decay r + (k.q) u
 //
-// Shapes: prepared float32 [tokens, q|k|v] and scalars [tokens, heads] of chunk_prepare.cu; state float32
+// Shapes: prepared float32 [tokens, q|k|v] and scalars [tokens, heads] of token_prepare.cu; state float32
 // [d_k, d_v] a head; mixed float32 [tokens, heads d_v]. A block owns one head of one segment and 32 columns
 // of its state, which stay in registers from the first token to the last: a thread 4 columns of kDk / 16
 // rows. Bound by the latency of one token (two barriers), not by bytes. Exactness: one token after the other,

@@ -12,6 +12,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr size_t kMaxLoggedBytes = 256;  // of a text that the request may have made long
+
 constexpr milliseconds kLoadingRetry{1000};
 // Another server can take the request at once.
 constexpr milliseconds kElsewhereRetry{0};
@@ -176,7 +178,6 @@ void EngineCall::Deliver() {
 }
 
 void EngineCall::NoteRequestId(const std::string& request_id) {
-  constexpr size_t kMaxLoggedBytes = 256;  // a longer one is about to be refused
   reply_context_.request_id = request_id.substr(0, kMaxLoggedBytes);
 }
 
@@ -191,6 +192,11 @@ void EngineCall::Note(const Event& event) {
     timing_ = finished->timing;
     finish_reason_ = finished->reason;
   }
+}
+
+void EngineCall::NoteEnd(const absl::Status& status) {
+  end_code_ = status.code();
+  end_message_ = std::string(status.message().substr(0, kMaxLoggedBytes));
 }
 
 void EngineCall::EndAs(const absl::Status& status) {
@@ -215,6 +221,7 @@ void EngineCall::RecordEnd() {
       {{"request_id", reply_context_.request_id},
        {"method", RpcMethodName(method_)},
        {"code", absl::StatusCodeToString(end_code_)},
+       {"message", end_message_},
        {"finish_reason", finish_reason_ ? v1::FinishReason_Name(ToProto(*finish_reason_)) : ""},
        {"prompt_tokens", usage_.prompt_tokens},
        {"completion_tokens", usage_.completion_tokens},

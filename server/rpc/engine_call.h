@@ -47,7 +47,7 @@ class EngineCall {
   // Ends the call as the generation ended.
   void EndAs(const absl::Status& status);
   // For a last message that carries the status along: what EndAs would record.
-  void NoteEnd(const absl::Status& status) { end_code_ = status.code(); }
+  void NoteEnd(const absl::Status& status);
   // Counts and logs the call. In OnDone.
   void RecordEnd();
 
@@ -83,6 +83,7 @@ class EngineCall {
 
   // For RecordEnd.
   absl::StatusCode end_code_ = absl::StatusCode::kUnknown;
+  std::string end_message_;
   Usage usage_;
   Timing timing_;
   std::optional<FinishReason> finish_reason_;

@@ -24,7 +24,38 @@ class TemporaryFile {
 TEST(ParseTokenIdsTest, NumbersApart) {
   EXPECT_EQ(*ParseTokenIds("1,2,3"), (TokenIdList{1, 2, 3}));
   EXPECT_EQ(*ParseTokenIds("0, 4294967295"), (TokenIdList{0, 4294967295}));
-  EXPECT_EQ(*ParseTokenIds(""), TokenIdList{});
+  EXPECT_EQ(*ParseTokenIds(" 7 8 ,9\n"), (TokenIdList{7, 8, 9}));
+}
+
+TEST(ParseTokenIdsTest, RefusesAnEmptyPlaceAndSaysWhere) {
+  for (const auto& [text, position] : {std::pair("", 0), {" ", 0}, {",1", 0}, {"1,2,,3", 2}, {"1, 2,", 2}}) {
+    absl::StatusOr<TokenIdList> ids = ParseTokenIds(text);
+    ASSERT_EQ(ids.status().code(), absl::StatusCode::kInvalidArgument) << text;
+    EXPECT_NE(ids.status().message().find(absl::StrFormat("position %d is empty", position)),
+              absl::string_view::npos)
+        << ids.status();
+  }
+}
+
+TEST(FirstInvalidUtf8Test, FindsTheFirstBadByte) {
+  for (const std::string_view good :
+       {"", "plain", "\xc3\xa9", "\xe2\x82\xac", "\xed\x9f\xbf", "\xf0\x9f\x98\x80", "\xf4\x8f\xbf\xbf"}) {
+    EXPECT_EQ(FirstInvalidUtf8(good), std::nullopt) << good;
+  }
+  for (const std::string_view bad :
+       {"ab\x80", "ab\xff", "ab\xc0\xaf", "ab\xc3", "ab\xe2\x82", "ab\xe2\x82z", "ab\xe0\x9f\xbf",
+        "ab\xed\xa0\x80", "ab\xf0\x8f\xbf\xbf", "ab\xf4\x90\x80\x80", "ab\xf0\x9f\x98"}) {
+    EXPECT_EQ(FirstInvalidUtf8(bad), std::optional<size_t>(2)) << bad;
+  }
+}
+
+TEST(ReadPromptTest, AFileThatIsNotUtf8IsNamedWithTheOffset) {
+  TemporaryFile file("abc\xff");
+  const absl::Status status = ReadPrompt({.text = {}, .file = file.path(), .token_ids = {}}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find(file.path() + " is not UTF-8: byte 0xff at offset 3"),
+            absl::string_view::npos)
+      << status;
 }
 
 TEST(ParseTokenIdsTest, FromAFile) {

@@ -192,6 +192,38 @@ TEST_F(CliTest, ErrorsAreOneLineThatSaysWhat) {
   ExpectFails(RunProgram({ProgramPath("efla")}), {"--help"});
 }
 
+TEST_F(CliTest, BadFlagsAreUsageErrorsThatNameFlagValueAndRange) {
+  const std::vector<std::vector<std::string>> flags = {
+      {"load", "--warmup", "-1", "from 0 to 1000000000"},
+      {"load", "--seed", "18446744073709551616", "from 0 to 18446744073709551615"},
+      {"load", "--concurrency", "0", "from 1 to 100000"},
+      {"generate", "--seed", "-1", "from 0 to 18446744073709551615"},
+      {"generate", "--max-tokens", "4294967296", "from 0 to 4294967295"},
+      {"generate", "--timeout", "1e300", "from 0.001 to 31536000"},
+      {"generate", "--timeout", "nan", "from 0.001 to 31536000"},
+      {"generate", "--target", "host", "HOST:PORT"},
+      {"generate", "--target", "host:65536", "HOST:PORT"},
+      {"generate", "--prompt", "abc\xff", "offset 3"},
+      {"generate", "--stop", "\xff", "offset 0"},
+      {"tokenize", "--text", "a\xff", "offset 1"},
+      {"generate", "--logprobs", "2", "--json"},
+  };
+  for (const std::vector<std::string>& flag : flags) {
+    const ProgramResult result = RunProgram({ProgramPath("efla"), flag[0], flag[1], flag[2]});
+    EXPECT_EQ(result.exit_status, 2) << flag[1] << " " << flag[2];
+    ExpectFails(result, {flag[1], flag[3]});
+  }
+  ExpectFails(RunProgram({ProgramPath("efla"), "speak"}), {"speak"});
+}
+
+TEST_F(CliTest, LoadFailsWhenARequestFails) {
+  const ProgramResult result =
+      Efla("load", *demo_server_,
+           {"--requests", "2", "--warmup", "0", "--max-tokens", "1000", "--timeout", "0.01", "--quiet"});
+  EXPECT_EQ(result.exit_status, 1) << result.out;
+  EXPECT_NE(result.err.find("requests failed"), std::string::npos) << result.err;
+}
+
 TEST_F(CliTest, AServerThatIsNotThereIsNamed) {
   // The port of a server that has just ended: nothing listens there.
   auto gone = ServerProcess::Start(GoldenDir("efla_basic"));
