@@ -2,8 +2,8 @@
 # Installs what is missing, builds and tests. For Debian 12, as root or with sudo. The last line is the sum of all
 # stages, "N passed, N failed"; the exit status is 0 only when nothing failed.
 #
-#   tests/run.sh           the release build with every test, then the sanitizer builds
-#   tests/run.sh --quick   the release build alone
+#   tests/run.sh           the release build with every test: what CI runs
+#   tests/run.sh --all     that, then both sanitizer builds
 #   tests/run.sh --asan    address and undefined-behaviour sanitizers, server included
 #   tests/run.sh --tsan    thread sanitizer, the engine without gRPC
 #   tests/run.sh --tidy    clang-tidy over the sources
@@ -15,7 +15,7 @@ cd "$(dirname "$(dirname "$(readlink -f "$0")")")" || exit 1
 stages=()
 for argument in "$@"; do
   case "$argument" in
-    --quick) stages+=(release) ;;
+    --all) stages+=(release asan tsan) ;;
     --asan) stages+=(asan) ;;
     --tsan) stages+=(tsan) ;;
     --tidy) stages+=(tidy) ;;
@@ -23,7 +23,7 @@ for argument in "$@"; do
     *) echo "run.sh: unknown option $argument; see $0 --help" >&2; exit 2 ;;
   esac
 done
-[ ${#stages[@]} -gt 0 ] || stages=(release asan tsan)
+[ ${#stages[@]} -gt 0 ] || stages=(release)
 
 passed=0
 failed=0
