@@ -3,8 +3,8 @@
 // Plain C++ on purpose (no Abseil): the CUDA device lives in a module that is opened at run time, so that one
 // server program runs with and without CUDA. create_device.h turns its errors into absl::Status.
 //
-// Threads: one thread at a time drives a Device (the engine's). Operations only enqueue; a device error that
-// they meet is kept and reported by the next Synchronize.
+// Threads: one thread at a time drives a Device (the engine's), but for ReadMemory and WriteMemory.
+// Operations only enqueue; a device error that they meet is kept and reported by the next Synchronize.
 //
 // Exactness: the bits of a token's results depend on the token's own sequence and on nothing else in the
 // step: not on the number of rows, their order, or where a prompt was cut on the chunk grid.
@@ -26,7 +26,7 @@ namespace efla {
 //   int efla_cuda_module_version();                                           must return kDeviceAbiVersion
 //   efla::Device* efla_create_cuda_device(int ordinal, efla::DeviceStatus*);  null, and a status, on failure
 // Raise the version with every change of this header, op_args.h or types.h.
-inline constexpr int kDeviceAbiVersion = 1;
+inline constexpr int kDeviceAbiVersion = 2;
 
 struct DeviceStatus {
   enum class Code { kOk, kOutOfMemory, kUnavailable, kInvalid, kInternal };
@@ -84,6 +84,11 @@ class Device {
   virtual void CopyToHost(void* to_host, const void* from, size_t bytes) = 0;
   virtual void CopyOnDevice(void* to, const void* from, size_t bytes) = 0;
   virtual void FillBytes(void* memory, uint8_t value, size_t bytes) = 0;
+  // Copies that any thread may make at any time. They block until they are done, are not ordered with the
+  // operations and do not hold them up. No operation that is enqueued or running may write what is read here,
+  // nor touch what is written.
+  virtual DeviceStatus ReadMemory(void* to_host, const void* from, size_t bytes) = 0;
+  virtual DeviceStatus WriteMemory(void* to, const void* from_host, size_t bytes) = 0;
   // Activations as float32, for tests and debugging.
   virtual void WriteActivations(void* act, std::span<const float> values) = 0;
   virtual void ReadActivations(std::span<float> values, const void* act) = 0;

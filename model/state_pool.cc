@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <limits>
+#include <mutex>
 #include <utility>
 
 #include "absl/strings/str_format.h"
@@ -44,19 +45,31 @@ struct StatePool::Impl {
     uint32_t generation = 1;  // a default SlotHandle is never live
   };
 
-  explicit Impl(Device& owner) : device(owner) {}
+  Impl(Device& owner, Buffer pool_memory, int num_slots)
+      : device(owner), memory(std::move(pool_memory)), total(num_slots) {
+    slots.resize(static_cast<size_t>(num_slots) + kFirstSlot);
+    for (int32_t slot = kFirstSlot; slot < num_slots + kFirstSlot; ++slot) free.push_back(slot);
+  }
 
   Device& device;
-  Buffer memory;
-  bool poison = false;
+  const Buffer memory;
+  const int total;
+  std::vector<std::byte> poison;  // a slot full of it, or empty; constant once the pool is made
+
+  mutable std::mutex mutex;  // guards what follows, down to shared
   std::vector<Slot> slots;   // index is the slot number; the reserved two never have references
   std::deque<int32_t> free;  // reused in the order they were freed: a stale use has long to show itself
   int live = 0, shared = 0;
-  std::atomic<uint64_t> packed_counts = 0;
+  std::atomic<uint64_t> packed_counts = 0;  // written under the mutex, read without
+
+  std::mutex callback_mutex;  // guards freed, and is held while it runs; taken without the other
+  std::function<void()> freed;
 
   void* Address(int32_t slot, int64_t slot_bytes) const {
     return static_cast<std::byte*>(memory.get()) + slot * slot_bytes;
   }
+
+  // With the mutex held.
   Slot& Live(SlotHandle handle) {
     EFLA_CHECK(IsLive(handle));
     return slots[static_cast<size_t>(handle.slot)];
@@ -66,7 +79,6 @@ struct StatePool::Impl {
     const Slot& slot = slots[static_cast<size_t>(handle.slot)];
     return slot.generation == handle.generation && slot.references > 0;
   }
-  int total() const { return static_cast<int>(slots.size()) - kFirstSlot; }
   void PublishCounts() { packed_counts.store(Pack(live, shared), std::memory_order_release); }
 };
 
@@ -104,17 +116,15 @@ absl::StatusOr<std::unique_ptr<StatePool>> StatePool::Create(Device& device, con
   }
   if (DeviceStatus status = device.Synchronize(); !status.ok()) return ToStatus(status);
 
-  auto impl = std::make_unique<Impl>(device);
-  impl->memory = std::move(memory);
-  impl->poison = poison;
-  impl->slots.resize(static_cast<size_t>(num_slots) + kFirstSlot);
-  for (int32_t slot = kFirstSlot; slot < num_slots + kFirstSlot; ++slot) impl->free.push_back(slot);
+  auto impl = std::make_unique<Impl>(device, std::move(memory), num_slots);
+  if (poison) impl->poison.assign(static_cast<size_t>(layout.slot_bytes()), std::byte{kPoisonByte});
   return std::unique_ptr<StatePool>(new StatePool(std::move(impl), layout));
 }
 
 absl::StatusOr<SlotHandle> StatePool::Acquire() {
+  const std::lock_guard lock(impl_->mutex);
   if (impl_->free.empty()) {
-    return absl::ResourceExhaustedError(absl::StrFormat("all %d state slots are taken", impl_->total()));
+    return absl::ResourceExhaustedError(absl::StrFormat("all %d state slots are taken", impl_->total));
   }
   const int32_t slot = impl_->free.front();
   impl_->free.pop_front();
@@ -126,6 +136,7 @@ absl::StatusOr<SlotHandle> StatePool::Acquire() {
 }
 
 void StatePool::AddReference(SlotHandle handle) {
+  const std::lock_guard lock(impl_->mutex);
   if (++impl_->Live(handle).references == 2) {
     --impl_->live;
     ++impl_->shared;
@@ -134,26 +145,46 @@ void StatePool::AddReference(SlotHandle handle) {
 }
 
 void StatePool::Release(SlotHandle handle) {
-  Impl::Slot& slot = impl_->Live(handle);
-  --slot.references;
-  if (slot.references == 1) {
-    --impl_->shared;
-    ++impl_->live;
-  } else if (slot.references == 0) {
+  {
+    const std::lock_guard lock(impl_->mutex);
+    Impl::Slot& slot = impl_->Live(handle);
+    --slot.references;
+    if (slot.references > 0) {
+      if (slot.references == 1) {
+        --impl_->shared;
+        ++impl_->live;
+        impl_->PublishCounts();
+      }
+      return;
+    }
     --impl_->live;
     ++slot.generation;
-    impl_->free.push_back(handle.slot);
-    if (impl_->poison) {
-      impl_->device.FillBytes(impl_->Address(handle.slot, layout_.slot_bytes()), kPoisonByte,
-                              static_cast<size_t>(layout_.slot_bytes()));
+    // Before anybody can acquire the slot. A device that fails here tells the engine at its next step.
+    if (!impl_->poison.empty()) {
+      impl_->device.WriteMemory(impl_->Address(handle.slot, layout_.slot_bytes()), impl_->poison.data(),
+                                impl_->poison.size());
     }
+    impl_->free.push_back(handle.slot);
+    impl_->PublishCounts();
   }
-  impl_->PublishCounts();
+  const std::lock_guard lock(impl_->callback_mutex);
+  if (impl_->freed) impl_->freed();
 }
 
-bool StatePool::IsShared(SlotHandle handle) const { return impl_->Live(handle).references > 1; }
+void StatePool::SetFreedCallback(std::function<void()> callback) {
+  const std::lock_guard lock(impl_->callback_mutex);
+  impl_->freed = std::move(callback);
+}
 
-bool StatePool::IsLive(SlotHandle handle) const { return impl_->IsLive(handle); }
+bool StatePool::IsShared(SlotHandle handle) const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->Live(handle).references > 1;
+}
+
+bool StatePool::IsLive(SlotHandle handle) const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->IsLive(handle);
+}
 
 StateView StatePool::View(int layer) const {
   EFLA_CHECK(layer >= 0 && layer < layout_.num_layers);
@@ -166,14 +197,33 @@ StateView StatePool::View(int layer) const {
 StatePool::Counts StatePool::counts() const {
   const uint64_t packed = impl_->packed_counts.load(std::memory_order_acquire);
   Counts counts;
-  counts.total = impl_->total();
+  counts.total = impl_->total;
   counts.live = static_cast<int>(packed & 0xffffffffu);
   counts.shared = static_cast<int>(packed >> 32);
   counts.free = counts.total - counts.live - counts.shared;
   return counts;
 }
 
-absl::Status StatePool::CheckInvariants(bool read_device) {
+absl::Status StatePool::CheckInvariants(bool read_device) const {
+  if (absl::Status status = CheckBooks(); !status.ok() || !read_device) return status;
+  std::vector<uint32_t> zero_slot(static_cast<size_t>(layout_.slot_floats));
+  if (DeviceStatus status =
+          impl_->device.ReadMemory(zero_slot.data(), impl_->Address(kZeroSlot, layout_.slot_bytes()),
+                                   static_cast<size_t>(layout_.slot_bytes()));
+      !status.ok()) {
+    return ToStatus(status);
+  }
+  const auto written =
+      std::find_if(zero_slot.begin(), zero_slot.end(), [](uint32_t word) { return word != 0; });
+  if (written != zero_slot.end()) {
+    return absl::InternalError(absl::StrFormat("state pool: the zero slot was written, first at float %d",
+                                               written - zero_slot.begin()));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status StatePool::CheckBooks() const {
+  const std::lock_guard lock(impl_->mutex);
   std::vector<int> times_free(impl_->slots.size(), 0);
   for (int32_t slot : impl_->free) {
     if (slot < kFirstSlot || static_cast<size_t>(slot) >= impl_->slots.size()) {
@@ -199,31 +249,19 @@ absl::Status StatePool::CheckInvariants(bool read_device) {
         "state pool: counts say %d live, %d shared, %d free of %d; the slots say %d, %d, %d", counts.live,
         counts.shared, counts.free, counts.total, live, shared, impl_->free.size()));
   }
-  if (!read_device) return absl::OkStatus();
-
-  std::vector<uint32_t> zero_slot(static_cast<size_t>(layout_.slot_floats));
-  impl_->device.CopyToHost(zero_slot.data(), impl_->Address(kZeroSlot, layout_.slot_bytes()),
-                           static_cast<size_t>(layout_.slot_bytes()));
-  if (DeviceStatus status = impl_->device.Synchronize(); !status.ok()) return ToStatus(status);
-  const auto written =
-      std::find_if(zero_slot.begin(), zero_slot.end(), [](uint32_t word) { return word != 0; });
-  if (written != zero_slot.end()) {
-    return absl::InternalError(absl::StrFormat("state pool: the zero slot was written, first at float %d",
-                                               written - zero_slot.begin()));
-  }
   return absl::OkStatus();
 }
 
-void StatePool::ReadState(SlotHandle handle, void* to_host) const {
-  EFLA_CHECK(IsLive(handle));
-  impl_->device.CopyToHost(to_host, impl_->Address(handle.slot, layout_.slot_bytes()),
-                           static_cast<size_t>(layout_.state_bytes()));
+absl::Status StatePool::CopyOut(SlotHandle handle, std::span<std::byte> to) const {
+  EFLA_CHECK(IsLive(handle) && static_cast<int64_t>(to.size()) == layout_.state_bytes());
+  return ToStatus(
+      impl_->device.ReadMemory(to.data(), impl_->Address(handle.slot, layout_.slot_bytes()), to.size()));
 }
 
-void StatePool::WriteState(SlotHandle handle, const void* from_host) {
-  EFLA_CHECK(!IsShared(handle));
-  impl_->device.CopyToDevice(impl_->Address(handle.slot, layout_.slot_bytes()), from_host,
-                             static_cast<size_t>(layout_.state_bytes()));
+absl::Status StatePool::CopyIn(SlotHandle handle, std::span<const std::byte> from) {
+  EFLA_CHECK(!IsShared(handle) && static_cast<int64_t>(from.size()) == layout_.state_bytes());
+  return ToStatus(
+      impl_->device.WriteMemory(impl_->Address(handle.slot, layout_.slot_bytes()), from.data(), from.size()));
 }
 
 }  // namespace efla

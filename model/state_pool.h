@@ -3,8 +3,11 @@
 #ifndef EFLA_MODEL_STATE_POOL_H_
 #define EFLA_MODEL_STATE_POOL_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -35,7 +38,8 @@ struct SlotHandle {
 };
 
 // Slot 0 is all zero and only read: a new sequence reads it and writes its own slot. Slot 1 takes the writes
-// of padding rows. Neither is ever handed out. Thread rules: the engine thread only; Counts from any thread.
+// of padding rows. Neither is ever handed out. Any thread may call any method at any time, but for the
+// destructor.
 class StatePool {
  public:
   static constexpr int32_t kZeroSlot = 0;
@@ -53,9 +57,12 @@ class StatePool {
   absl::StatusOr<SlotHandle> Acquire();
   // One more reference: the slot is shared and must not be written until it has a single reference again.
   void AddReference(SlotHandle handle);
-  // Gives one reference back; the slot is free with the last. The device's work on it must be enqueued, not
-  // necessarily done: the pool's memory is only touched in stream order.
+  // Gives one reference back; the slot is free with the last. The device's work on it must be done, not only
+  // enqueued: the slot's next owner may write it from the host at once.
   void Release(SlotHandle handle);
+  // Called after a slot has become free, on the thread that freed it; must be quick and must not release
+  // slots. Null: none. Returns when a call of the one before it is no longer under way.
+  void SetFreedCallback(std::function<void()> callback);
   bool IsShared(SlotHandle handle) const;
   // False for handles of freed slots.
   bool IsLive(SlotHandle handle) const;
@@ -71,15 +78,18 @@ class StatePool {
   Counts counts() const;
   // INTERNAL when the books do not balance: live + shared + free = total, no slot in two places, and slot 0
   // (when `read_device`) still zero.
-  absl::Status CheckInvariants(bool read_device = false);
+  absl::Status CheckInvariants(bool read_device = false) const;
 
-  // Copies a state to or from the host in stream order (state_bytes, without padding).
-  void ReadState(SlotHandle handle, void* to_host) const;
-  void WriteState(SlotHandle handle, const void* from_host);
+  // Copies a state to or from the host (state_bytes, without the padding); blocks until it is done and holds
+  // up no step. The caller has a reference. No step that is under way may write the slot, nor touch it in
+  // CopyIn, which needs the only reference. The device's errors.
+  absl::Status CopyOut(SlotHandle handle, std::span<std::byte> to) const;
+  absl::Status CopyIn(SlotHandle handle, std::span<const std::byte> from);
 
  private:
   struct Impl;
   explicit StatePool(std::unique_ptr<Impl> impl, const StateLayout& layout);
+  absl::Status CheckBooks() const;
   std::unique_ptr<Impl> impl_;
   StateLayout layout_;
 };

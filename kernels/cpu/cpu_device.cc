@@ -51,6 +51,14 @@ class CpuDevice final : public Device {
   void FillBytes(void* memory, uint8_t value, size_t bytes) override {
     if (bytes > 0) std::memset(memory, value, bytes);
   }
+  DeviceStatus ReadMemory(void* to_host, const void* from, size_t bytes) override {
+    Copy(to_host, from, bytes);
+    return {};
+  }
+  DeviceStatus WriteMemory(void* to, const void* from_host, size_t bytes) override {
+    Copy(to, from_host, bytes);
+    return {};
+  }
   void WriteActivations(void* act, std::span<const float> values) override {
     Copy(act, values.data(), values.size_bytes());
   }

@@ -372,7 +372,7 @@ cudaError_t LaunchGroups(const LaunchContext& context, const ChunkParams& params
 cudaError_t LaunchChunkScan(const LaunchContext& context, const ChunkParams& params) {
   // Few heads are spread over more, narrower blocks.
   const int heads = params.num_segments * params.mix.layer.num_heads;
-  if (!context.clusters) return LaunchGroups<1, 2>(context, params);
+  if (!context.hopper) return LaunchGroups<1, 2>(context, params);
   if (heads * 2 <= context.multiprocessors) return LaunchGroups<1, 4>(context, params);
   return LaunchGroups<2, 3>(context, params);
 }

@@ -1,6 +1,7 @@
 #include "kernels/cuda/cuda_device.h"
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <string>
 
@@ -16,6 +17,8 @@ constexpr int kPaddedRows[] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192
 // Chunks that inverse_ and scores_ hold beyond those of a step's tokens in one segment: many short prompts
 // need more chunks than their tokens would fill.
 constexpr int kSpareChunks = 256;
+// Prompt rows from which on a step has two lanes; fewer keep the products too small for that.
+constexpr int kTwoLaneRows = 4096;
 // Shared memory that the fused norm may take for its rows, so that two blocks fit a multiprocessor.
 constexpr int64_t kMaxFusedNormBytes = 96 * 1024;
 constexpr int64_t kColumnMultiple = 8;  // elements of a 16-byte load
@@ -56,15 +59,40 @@ std::unique_ptr<CudaDevice> CudaDevice::Create(int ordinal, DeviceStatus& status
                    .name = properties.name,
                    .memory_total_bytes = static_cast<int64_t>(properties.totalGlobalMem)};
   device->context_.multiprocessors = properties.multiProcessorCount;
-  device->context_.overlap = properties.major >= kHopperMajor;
-  device->context_.clusters = properties.major >= kHopperMajor;
   device->Activate();
+  device->context_.hopper = properties.major == kHopperMajor && properties.minor == 0 && HasHopperCode();
+  device->context_.overlap = device->context_.hopper;
   status = CudaStatus("creating a stream",
                       cudaStreamCreateWithFlags(&device->context_.stream, cudaStreamNonBlocking));
   if (status.ok()) {
     status =
         CudaStatus("creating an event", cudaEventCreateWithFlags(&device->uploaded_, cudaEventDisableTiming));
   }
+  if (status.ok()) {
+    status = CudaStatus("creating a stream",
+                        cudaStreamCreateWithFlags(&device->transfer_stream_, cudaStreamNonBlocking));
+  }
+  int least_priority = 0, greatest_priority = 0;
+  if (status.ok()) {
+    status = CudaStatus("stream priorities",
+                        cudaDeviceGetStreamPriorityRange(&least_priority, &greatest_priority));
+  }
+  if (status.ok()) {
+    status = CudaStatus("creating a stream",
+                        cudaStreamCreateWithFlags(&device->second_lane_, cudaStreamNonBlocking));
+  }
+  if (status.ok()) {
+    status = CudaStatus("creating a stream", cudaStreamCreateWithPriority(
+                                                 &device->scans_, cudaStreamNonBlocking, greatest_priority));
+  }
+  for (cudaEvent_t* event : {&device->half_free_[0], &device->half_free_[1], &device->forked_,
+                             &device->joined_, &device->lane_mixed_, &device->scan_ready_[0],
+                             &device->scan_ready_[1], &device->scanned_[0], &device->scanned_[1]}) {
+    if (status.ok()) {
+      status = CudaStatus("creating an event", cudaEventCreateWithFlags(event, cudaEventDisableTiming));
+    }
+  }
+  if (status.ok()) status = CudaStatus("pinned memory", cudaMallocHost(&device->staging_, kStagingBytes));
   if (status.ok()) status = device->prefill_.Open();
   if (status.ok()) status = CudaStatus("a counter", device->unrepresentable_.Allocate(sizeof(int32_t)));
   // Every kernel of this module, or none: a GPU that the build has no code for is found here.
@@ -90,7 +118,18 @@ CudaDevice::~CudaDevice() {
   DropRecordings();
   cudaFreeHost(results_);
   cudaFreeHost(top_);
-  if (uploaded_ != nullptr) cudaEventDestroy(uploaded_);
+  for (cudaStream_t stream : {second_lane_, scans_}) {
+    if (stream != nullptr) cudaStreamDestroy(stream);
+  }
+  for (cudaEvent_t event :
+       {uploaded_, forked_, joined_, lane_mixed_, scan_ready_[0], scan_ready_[1], scanned_[0], scanned_[1]}) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
+  for (cudaEvent_t event : half_free_) {
+    if (event != nullptr) cudaEventDestroy(event);
+  }
+  if (transfer_stream_ != nullptr) cudaStreamDestroy(transfer_stream_);
+  cudaFreeHost(staging_);
   if (context_.stream != nullptr) cudaStreamDestroy(context_.stream);
 }
 
@@ -135,6 +174,60 @@ void CudaDevice::CopyToHost(void* to_host, const void* from, size_t bytes) {
   Activate();
   Note("copying from the GPU",
        cudaMemcpyAsync(to_host, from, bytes, cudaMemcpyDeviceToHost, context_.stream));
+}
+
+DeviceStatus CudaDevice::ReadMemory(void* to_host, const void* from, size_t bytes) {
+  return Transfer("reading GPU memory", to_host, from, bytes, cudaMemcpyDeviceToHost);
+}
+
+DeviceStatus CudaDevice::WriteMemory(void* to, const void* from_host, size_t bytes) {
+  return Transfer("writing GPU memory", to, from_host, bytes, cudaMemcpyHostToDevice);
+}
+
+// Through pinned memory in pieces, on a stream of its own: the GPU copies one half of the staging memory
+// while the host copies the other, and the step's stream never waits.
+DeviceStatus CudaDevice::Transfer(const char* what, void* to, const void* from, size_t bytes,
+                                  cudaMemcpyKind kind) {
+  const std::lock_guard lock(transfer_mutex_);
+  Activate();
+  constexpr size_t kPieceBytes = kStagingBytes / 2;
+  const size_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
+  const auto piece_bytes = [&](size_t piece) { return std::min(kPieceBytes, bytes - piece * kPieceBytes); };
+  const auto half = [&](size_t piece) { return static_cast<char*>(staging_) + piece % 2 * kPieceBytes; };
+  const auto host_copies = [&](size_t piece) {
+    if (kind == cudaMemcpyDeviceToHost) {
+      std::memcpy(ByteOffset(to, piece * kPieceBytes), half(piece), piece_bytes(piece));
+    } else {
+      std::memcpy(half(piece), ByteOffset(from, piece * kPieceBytes), piece_bytes(piece));
+    }
+  };
+  const auto gpu_copies = [&](size_t piece) {
+    cudaError_t error = kind == cudaMemcpyDeviceToHost
+                            ? cudaMemcpyAsync(half(piece), ByteOffset(from, piece * kPieceBytes),
+                                              piece_bytes(piece), kind, transfer_stream_)
+                            : cudaMemcpyAsync(ByteOffset(to, piece * kPieceBytes), half(piece),
+                                              piece_bytes(piece), kind, transfer_stream_);
+    if (error == cudaSuccess) error = cudaEventRecord(half_free_[piece % 2], transfer_stream_);
+    return error;
+  };
+  cudaError_t error = cudaSuccess;
+  if (kind == cudaMemcpyDeviceToHost) {
+    if (pieces > 0) error = gpu_copies(0);
+    for (size_t piece = 0; piece < pieces && error == cudaSuccess; ++piece) {
+      if (piece + 1 < pieces) error = gpu_copies(piece + 1);
+      if (error == cudaSuccess) error = cudaEventSynchronize(half_free_[piece % 2]);
+      if (error == cudaSuccess) host_copies(piece);
+    }
+  } else {
+    for (size_t piece = 0; piece < pieces && error == cudaSuccess; ++piece) {
+      if (piece >= 2) error = cudaEventSynchronize(half_free_[piece % 2]);
+      if (error != cudaSuccess) break;
+      host_copies(piece);
+      error = gpu_copies(piece);
+    }
+    if (error == cudaSuccess) error = cudaStreamSynchronize(transfer_stream_);
+  }
+  return CudaStatus(what, error);
 }
 
 void CudaDevice::CopyOnDevice(void* to, const void* from, size_t bytes) {
@@ -291,7 +384,7 @@ DeviceStatus CudaDevice::Prepare(const Limits& limits) {
   chunk_capacity_ = static_cast<int>((tokens + kChunkTokens - 1) / kChunkTokens) + kSpareChunks;
   if (ChunkFormSupported(mix)) {
     const int64_t squares =
-        static_cast<int64_t>(chunk_capacity_) * mix.num_heads * kChunkTokens * kChunkTokens;
+        int64_t{kMaxLanes} * chunk_capacity_ * mix.num_heads * kChunkTokens * kChunkTokens;
     allocate("chunk operands", prepared_inputs_, tokens * mix.conv_channels() * act_bytes);
     allocate("chunk inverses", inverse_, squares * act_bytes);
     allocate("chunk scores", scores_, squares * act_bytes);
@@ -397,7 +490,21 @@ bool CudaDevice::DoBeginStep(const StepInput& input) {
   }
   // The staging memory is free once the last step's copy of it has run.
   Note("waiting for the last step's arrays", cudaEventSynchronize(uploaded_));
-  arrays_.Fill(input, num_decode_, num_samples_, chunk_capacity_, passes_);
+  PlanLanes(input);
+  const auto boundary = std::find_if(segments_.begin(), segments_.end(), [&](const Segment& segment) {
+    return lanes_.size() > 1 && segment.token_begin == lanes_[1].row_begin;
+  });
+  arrays_.Fill(input, segments_, num_decode_, num_samples_, chunk_capacity_,
+               static_cast<int>(boundary - segments_.begin()), passes_);
+  size_t pass = 0;
+  for (Lane& lane : lanes_) {
+    lane.pass_begin = static_cast<int>(pass);
+    while (pass < passes_.size() &&
+           segments_[passes_[pass].segment_begin].token_begin < lane.row_begin + lane.num_rows) {
+      ++pass;
+    }
+    lane.pass_end = static_cast<int>(pass);
+  }
   Note("a step's arrays", arrays_.Upload(context_.stream));
   Note("a step's arrays", cudaEventRecord(uploaded_, context_.stream));
   if (mode_ == StepMode::kReplay) {
@@ -407,12 +514,67 @@ bool CudaDevice::DoBeginStep(const StepInput& input) {
   if (mode_ == StepMode::kRecord) {
     Note("recording a step", cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeRelaxed));
   }
+  Fork();
   return true;
+}
+
+void CudaDevice::PlanLanes(const StepInput& input) {
+  segments_.assign(input.segments.begin(), input.segments.end());
+  lanes_.clear();
+  const int prompt_rows = num_prefill();
+  if (prompt_rows == 0) return;
+  const int first = num_decode_, end = num_tokens_;
+  if (prompt_rows < kTwoLaneRows || !context_.hopper) {
+    lanes_.push_back({.context = context_, .row_begin = first, .num_rows = prompt_rows});
+    return;
+  }
+  // The cut: through the segment that holds the middle, on its chunk grid, or at its end.
+  const int middle = first + prompt_rows / 2;
+  size_t index = 0;
+  while (segments_[index].token_begin + segments_[index].num_tokens <= middle) ++index;
+  const Segment segment = segments_[index];
+  const int before = (middle - segment.token_begin) / kChunkTokens * kChunkTokens;
+  const int cut = segment.token_begin + before;
+  if (before > 0) {
+    segments_[index].num_tokens = before;
+    segments_.insert(segments_.begin() + static_cast<std::ptrdiff_t>(index) + 1,
+                     {.token_begin = cut,
+                      .num_tokens = segment.num_tokens - before,
+                      .read_slot = segment.write_slot,
+                      .write_slot = segment.write_slot});
+  }
+  if (cut == first) {  // one segment of less than two chunks leads: cannot be with so many rows
+    lanes_.push_back({.context = context_, .row_begin = first, .num_rows = prompt_rows});
+    return;
+  }
+  // Without programmatic launches: they follow the stream's last kernel, not the events between the lanes.
+  LaunchContext first_context = context_;
+  first_context.overlap = false;
+  LaunchContext second_context = first_context;
+  second_context.stream = second_lane_;
+  second_context.lane = 1;
+  lanes_.push_back({.context = first_context, .row_begin = first, .num_rows = cut - first});
+  lanes_.push_back(
+      {.context = second_context, .row_begin = cut, .num_rows = end - cut, .continues = before > 0});
+}
+
+void CudaDevice::Order(cudaStream_t before, cudaEvent_t event, cudaStream_t after) {
+  Note("ordering streams", cudaEventRecord(event, before));
+  Note("ordering streams", cudaStreamWaitEvent(after, event, 0));
+}
+
+void CudaDevice::Fork() {
+  if (lanes_.size() > 1) Order(context_.stream, forked_, second_lane_);
+}
+
+void CudaDevice::Join() {
+  if (lanes_.size() > 1) Order(second_lane_, joined_, context_.stream);
 }
 
 void CudaDevice::DoEndStep() {
   Activate();
   const StepMode mode = std::exchange(mode_, StepMode::kIdle);
+  if (mode != StepMode::kReplay) Join();
   const bool whole = began_with_embed_ && ended_with_head_;
   if (mode == StepMode::kLaunch && recording_ != nullptr) recording_->warm = whole && error_.ok();
   if (mode != StepMode::kRecord) return;
@@ -439,28 +601,32 @@ void CudaDevice::DoEmbed(const EmbedArgs& args) {
   const CudaMatrix& table = Cuda(args.table);
   Note("embedding", LaunchEmbed(context_, arrays_.tokens(), num_tokens_, table.get(), table.dtype(),
                                 table.cols(), args.x));
+  Fork();
 }
 
-void CudaDevice::PrefillProduct(const void* y, const CudaMatrix& weight, PrefillOutput output, void* out) {
+void CudaDevice::PrefillProduct(const Lane& lane, const void* y, const CudaMatrix& weight,
+                                PrefillOutput output, void* out) {
   // Shapes that Prepare has met are tuned already.
   DeviceStatus status =
       prefill_.Tune(context_, weight.stored_rows(), weight.cols(), output, limits_.max_tokens);
   if (status.ok()) {
-    status = prefill_.Run(context_, y, num_prefill(), weight.get(), weight.stored_rows(), weight.cols(),
+    status = prefill_.Run(lane.context, y, lane.num_rows, weight.get(), weight.stored_rows(), weight.cols(),
                           output, out);
   }
   Note(status);
 }
 
-void CudaDevice::NormRows(const char* what, NormParams params) {
+void CudaDevice::NormDecodeRows(const char* what, NormParams params) {
   params.num_rows = num_decode_;
   if (num_decode_ > 0) Note(what, LaunchNorm(context_, params));
-  if (num_prefill() == 0) return;
-  params.num_rows = num_prefill();
-  params.x += static_cast<int64_t>(num_decode_) * params.cols;
-  params.y = ByteOffset(params.y, static_cast<int64_t>(num_decode_) * params.cols * kActBytes);
-  if (params.coef != nullptr) params.coef += static_cast<int64_t>(num_decode_) * params.coef_columns;
-  Note(what, LaunchNormRows(context_, params));
+}
+
+void CudaDevice::NormLane(const char* what, const Lane& lane, NormParams params) {
+  params.num_rows = lane.num_rows;
+  params.x += static_cast<int64_t>(lane.row_begin) * params.cols;
+  params.y = ByteOffset(params.y, static_cast<int64_t>(lane.row_begin) * params.cols * kActBytes);
+  if (params.coef != nullptr) params.coef += static_cast<int64_t>(lane.row_begin) * params.coef_columns;
+  Note(what, LaunchNormRows(lane.context, params));
 }
 
 void CudaDevice::DoProject(const ProjectArgs& args) {
@@ -505,12 +671,13 @@ void CudaDevice::DoProject(const ProjectArgs& args) {
     norm.coef_columns = static_cast<int>(coef_weight->rows());
     norm.coef = args.coef_out;
   }
-  NormRows("projection norm", norm);
+  NormDecodeRows("projection norm", norm);
   if (num_decode_ > 0) Note("projection", LaunchLinear(context_, linear));
-  if (num_prefill() > 0) {
-    PrefillProduct(ByteOffset(normalized_.get(), static_cast<int64_t>(num_decode_) * cols * kActBytes),
-                   weight, PrefillOutput::kAct,
-                   ByteOffset(args.out, num_decode_ * weight.rows() * kActBytes));
+  for (const Lane& lane : lanes_) {
+    NormLane("projection norm", lane, norm);
+    PrefillProduct(
+        lane, ByteOffset(normalized_.get(), static_cast<int64_t>(lane.row_begin) * cols * kActBytes), weight,
+        PrefillOutput::kAct, ByteOffset(args.out, lane.row_begin * weight.rows() * kActBytes));
   }
 }
 
@@ -541,7 +708,21 @@ void CudaDevice::DoMixChunk(const MixArgs& args) {
   EFLA_CHECK(tensor_form == ChunkFormSupported(limits_.mix));
   EFLA_CHECK(layer.conv_channels() <= limits_.mix.conv_channels() &&
              layer.num_heads <= limits_.mix.num_heads);
-  for (const StepArrays::Pass& pass : passes_) {
+  for (const Lane& lane : lanes_) MixLane(lane, args, tensor_form);
+}
+
+void CudaDevice::MixLane(const Lane& lane, const MixArgs& args, bool tensor_form) {
+  const MixLayer& layer = *args.layer;
+  const LaunchContext& context = lane.context;
+  const int index = context.lane;
+  const bool beside = lanes_.size() > 1;  // another lane
+  LaunchContext scan_context = context;
+  if (beside) scan_context.stream = scans_;
+  if (lane.continues) Note("ordering lanes", cudaStreamWaitEvent(context.stream, lane_mixed_, 0));
+  const int64_t squares =
+      static_cast<int64_t>(index) * chunk_capacity_ * layer.num_heads * kChunkTokens * kChunkTokens;
+  for (int i = lane.pass_begin; i < lane.pass_end; ++i) {
+    const StepArrays::Pass& pass = passes_[i];
     const ChunkParams params = {
         .mix = {.layer = layer, .proj = args.proj, .coef = args.coef, .state = args.state, .out = args.out},
         .segments = arrays_.segments(),
@@ -553,19 +734,25 @@ void CudaDevice::DoMixChunk(const MixArgs& args) {
         .first_chunk = arrays_.first_chunk(),
         .prepared = prepared_inputs_.get(),
         .scalars = scalars_.get<float4>(),
-        .inverse = inverse_.get(),
-        .scores = scores_.get(),
+        .inverse = ByteOffset(inverse_.get(), squares * kActBytes),
+        .scores = ByteOffset(scores_.get(), squares * kActBytes),
         .mixed = mixed_.get<float>()};
     if (tensor_form) {
-      Note("chunk operands", LaunchChunkPrepare(context_, params));
-      Note("chunk inverses", LaunchChunkInverse(context_, params));
-      Note("chunk recurrence", LaunchChunkScan(context_, params));
+      Note("chunk operands", LaunchChunkPrepare(context, params));
+      Note("chunk inverses", LaunchChunkInverse(context, params));
     } else {
-      Note("token operands", LaunchTokenPrepare(context_, params));
-      Note("token recurrence", LaunchTokenScan(context_, params));
+      Note("token operands", LaunchTokenPrepare(context, params));
     }
-    Note("chunk output", LaunchChunkFinish(context_, params));
+    if (beside) Order(context.stream, scan_ready_[index], scans_);
+    if (tensor_form) {
+      Note("chunk recurrence", LaunchChunkScan(scan_context, params));
+    } else {
+      Note("token recurrence", LaunchTokenScan(scan_context, params));
+    }
+    if (beside) Order(scans_, scanned_[index], context.stream);
+    Note("chunk output", LaunchChunkFinish(context, params));
   }
+  if (beside && index == 0) Note("ordering lanes", cudaEventRecord(lane_mixed_, context.stream));
 }
 
 void CudaDevice::DoAddLinear(const AddLinearArgs& args) {
@@ -585,9 +772,9 @@ void CudaDevice::DoAddLinear(const AddLinearArgs& args) {
                                  .out_columns = weight.rows()};
     Note("residual product", LaunchLinear(context_, linear));
   }
-  if (num_prefill() > 0) {
-    PrefillProduct(ByteOffset(args.in, num_decode_ * weight.cols() * kActBytes), weight,
-                   PrefillOutput::kAddFloat, args.x + num_decode_ * weight.rows());
+  for (const Lane& lane : lanes_) {
+    PrefillProduct(lane, ByteOffset(args.in, lane.row_begin * weight.cols() * kActBytes), weight,
+                   PrefillOutput::kAddFloat, args.x + lane.row_begin * weight.rows());
   }
 }
 
@@ -617,19 +804,24 @@ void CudaDevice::DoGatedMlp(const GatedMlpArgs& args) {
     Note("gate and up", LaunchLinear(context_, linear));
     return;
   }
-  NormRows("feed-forward norm", {.x = args.x,
-                                 .norm = args.norm,
-                                 .eps = args.norm_eps,
-                                 .num_rows = num_tokens_,
-                                 .cols = cols,
-                                 .y = normalized_.get()});
+  const NormParams norm = {.x = args.x,
+                           .norm = args.norm,
+                           .eps = args.norm_eps,
+                           .num_rows = num_tokens_,
+                           .cols = cols,
+                           .y = normalized_.get()};
+  NormDecodeRows("feed-forward norm", norm);
   if (num_decode_ > 0) Note("gate and up", LaunchLinear(context_, linear));
-  if (num_prefill() > 0) {
+  for (const Lane& lane : lanes_) {
     EFLA_CHECK(weight.stored_rows() <= GroupedRows(limits_.intermediate_size));
-    PrefillProduct(ByteOffset(normalized_.get(), static_cast<int64_t>(num_decode_) * cols * kActBytes),
-                   weight, PrefillOutput::kAct, gate_up_.get());
-    Note("gate and up", LaunchGatedSilu(context_, gate_up_.get(), num_prefill(), columns,
-                                        ByteOffset(args.out, num_decode_ * columns * kActBytes)));
+    NormLane("feed-forward norm", lane, norm);
+    void* gate_up =
+        ByteOffset(gate_up_.get(), (lane.row_begin - num_decode_) * weight.stored_rows() * kActBytes);
+    PrefillProduct(lane,
+                   ByteOffset(normalized_.get(), static_cast<int64_t>(lane.row_begin) * cols * kActBytes),
+                   weight, PrefillOutput::kAct, gate_up);
+    Note("gate and up", LaunchGatedSilu(lane.context, gate_up, lane.num_rows, columns,
+                                        ByteOffset(args.out, lane.row_begin * columns * kActBytes)));
   }
 }
 
@@ -638,6 +830,7 @@ void CudaDevice::DoHead(const HeadArgs& args) {
   Activate();
   ++num_operations_;
   ended_with_head_ = true;
+  Join();
   if (num_samples_ == 0) return;
   const CudaMatrix& head = Cuda(args.head);
   EFLA_CHECK(head.cols() <= limits_.hidden_size && head.rows() == limits_.vocab_size);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <utility>
 #include <vector>
@@ -53,6 +54,11 @@ class GpuMemory {
 // model whose first weight is BF16 and goes beyond 65504 is kept in BF16; any other weight beyond it is
 // refused.
 //
+// The prompt rows of a large step run as two lanes on streams of their own. The scan over a prompt's chunks,
+// which keeps few multiprocessors busy, runs beside the other lane's products, ahead of them where both want
+// a multiprocessor. A segment that the cut goes through continues in the second lane from the state that the
+// first has left; it is cut on the chunk grid, so its bits do not change.
+//
 // A step of decode rows alone is padded to the next of a few row counts and replayed as a CUDA graph, once a
 // step of that size has run twice from Embed to Head: the first time launches, the second records. Padding
 // rows compute on token 0 and touch no state.
@@ -70,6 +76,8 @@ class CudaDevice final : public Device {
   void CopyToHost(void* to_host, const void* from, size_t bytes) override;
   void CopyOnDevice(void* to, const void* from, size_t bytes) override;
   void FillBytes(void* memory, uint8_t value, size_t bytes) override;
+  DeviceStatus ReadMemory(void* to_host, const void* from, size_t bytes) override;
+  DeviceStatus WriteMemory(void* to, const void* from_host, size_t bytes) override;
   void WriteActivations(void* act, std::span<const float> values) override;
   void ReadActivations(std::span<float> values, const void* act) override;
   std::unique_ptr<Matrix> LoadMatrix(std::span<const HostMatrix> parts, MatrixUse use,
@@ -81,11 +89,20 @@ class CudaDevice final : public Device {
 
  private:
   static constexpr size_t kActBytes = 2;
+  static constexpr size_t kStagingBytes =
+      4 << 20;  // half of it is copied by the host while the other is by the GPU
 
   // A step's graph, by its padded numbers of decode rows and of sample rows.
   struct Recording {
     bool warm = false;  // a whole step of this size has run
     cudaGraphExec_t graph = nullptr;
+  };
+  // Prompt rows of a step that go through the layers together.
+  struct Lane {
+    LaunchContext context;
+    int row_begin = 0, num_rows = 0;   // tokens of the step
+    int pass_begin = 0, pass_end = 0;  // in passes_
+    bool continues = false;            // its first segment begins where the lane before it ends
   };
   enum class StepMode { kIdle, kLaunch, kRecord, kReplay };
 
@@ -106,10 +123,22 @@ class CudaDevice final : public Device {
   void Activate() const { cudaSetDevice(ordinal_); }
   void DropRecordings();
   int PaddedRows(int rows, int most) const;
-  // The product of the step's prompt rows: `y` and `out` are of the first prompt row.
-  void PrefillProduct(const void* y, const CudaMatrix& weight, PrefillOutput output, void* out);
-  // The norm of all the step's rows, each row by its kind.
-  void NormRows(const char* what, NormParams params);
+  // Cuts the step's segments and prompt rows into lanes.
+  void PlanLanes(const StepInput& input);
+  // What the second lane does from here on follows what the step's stream has been given; the other way
+  // round.
+  void Fork();
+  void Join();
+  // The product of a lane's rows: `y` and `out` are of its first row.
+  void PrefillProduct(const Lane& lane, const void* y, const CudaMatrix& weight, PrefillOutput output,
+                      void* out);
+  // Has `after` continue behind what `before` has been given; through `event`, which is recorded.
+  void Order(cudaStream_t before, cudaEvent_t event, cudaStream_t after);
+  void MixLane(const Lane& lane, const MixArgs& args, bool tensor_form);
+  // The norms of the step's rows: decode rows', and a lane's. `params` is of all rows.
+  void NormDecodeRows(const char* what, NormParams params);
+  void NormLane(const char* what, const Lane& lane, NormParams params);
+  DeviceStatus Transfer(const char* what, void* to, const void* from, size_t bytes, cudaMemcpyKind kind);
   DeviceStatus TunePrefill(const Limits& limits);
   int num_prefill() const { return num_tokens_ - num_decode_; }
 
@@ -128,12 +157,17 @@ class CudaDevice final : public Device {
   GpuMemory gate_up_;               // act [max_tokens, 2 intermediate, padded]
   GpuMemory logits_;                // float32 [max_samples, vocab]
   GpuMemory prepared_inputs_, scalars_, inverse_, scores_, mixed_;  // ChunkParams
-  int chunk_capacity_ = 0;                                          // chunks that inverse_ and scores_ hold
-  GpuMemory loading_;                                               // a weight's part on its way
+  int chunk_capacity_ = 0;  // chunks that inverse_ and scores_ hold for each lane
+  GpuMemory loading_;       // a weight's part on its way
   size_t loading_bytes_ = 0;
   GpuMemory unrepresentable_;        // int32
   SampleResult* results_ = nullptr;  // pinned, written by the GPU
   TokenLogprob* top_ = nullptr;
+
+  std::mutex transfer_mutex_;  // guards the staging memory
+  cudaStream_t transfer_stream_ = nullptr;
+  cudaEvent_t half_free_[2] = {};  // the GPU is done with that half
+  void* staging_ = nullptr;        // pinned, kStagingBytes
 
   std::map<std::pair<int, int>, Recording> recordings_;
   StepMode mode_ = StepMode::kIdle;
@@ -143,6 +177,11 @@ class CudaDevice final : public Device {
   int num_tokens_ = 0, num_decode_ = 0, num_samples_ = 0;  // what the launches are made for, padding included
   int num_results_ = 0;                                    // sample rows of the last step
   std::vector<StepArrays::Pass> passes_;
+  std::vector<Segment> segments_;  // of the step, cut where lanes are
+  std::vector<Lane> lanes_;
+  cudaStream_t second_lane_ = nullptr, scans_ = nullptr;
+  cudaEvent_t forked_ = nullptr, joined_ = nullptr, scan_ready_[kMaxLanes] = {}, scanned_[kMaxLanes] = {},
+              lane_mixed_ = nullptr;
 };
 
 }  // namespace efla::cuda

@@ -16,8 +16,9 @@ struct LaunchShape {
   int cluster = 1;          // blocks of a cluster, along x
 };
 
-// The most dynamic shared memory that a block may have without being asked for.
-inline constexpr size_t kDefaultSharedBytes = 48 * 1024;
+// Dynamic shared memory that every block may have: of the 48 KiB that need no permission, half is left to the
+// kernel's static arrays.
+inline constexpr size_t kDefaultSharedBytes = 24 * 1024;
 
 template <typename... Params, typename... Args>
 cudaError_t Launch(const LaunchContext& context, const LaunchShape& shape, void (*kernel)(Params...),

@@ -15,12 +15,15 @@ namespace efla::cuda {
 
 enum class ActType : uint8_t { kF16, kBF16 };
 
+inline constexpr int kMaxLanes = 2;
+
 struct LaunchContext {
   cudaStream_t stream = nullptr;
   ActType act = ActType::kF16;
-  bool overlap = false;   // programmatic dependent launch: start before the predecessor's end
-  bool clusters = false;  // the device has thread block clusters (compute capability 9.0)
+  bool hopper = false;   // compute capability 9.0, and code for it: clusters, the warpgroups' matrix units
+  bool overlap = false;  // programmatic dependent launch: start before the predecessor's end; needs `hopper`
   int multiprocessors = 1;
+  int lane = 0;  // streams whose work may overlap have different lanes, below kMaxLanes, for workspaces
 };
 
 // --- embed.cu ---
@@ -56,8 +59,9 @@ enum class LinearOutput : uint8_t {
 // Interleaved gate and up rows come in turns of this many: gate 0..7, up 0..7, gate 8..15, ...
 inline constexpr int kGateUpGroup = 8;
 
-// Products with at most this many rows can normalise their input themselves (LinearParams::norm).
-inline constexpr int kMaxFusedNormRows = 8;
+// Products with at most this many rows can normalise their input themselves (LinearParams::norm). For more,
+// the rows that every block normalises anew cost more than a kernel of its own.
+inline constexpr int kMaxFusedNormRows = 2;
 
 struct LinearParams {
   const void* y = nullptr;       // act [rows, cols]; null when `norm` is set
@@ -77,6 +81,9 @@ struct LinearParams {
   int coef_columns = 0;
   float* coef = nullptr;
 };
+// Whether this module's code for the current device was made for compute capability 9.0.
+bool HasHopperCode();
+
 // The bits of an output depend on its row of y, its row of the weight and `cols` alone.
 cudaError_t LaunchLinear(const LaunchContext& context, const LinearParams& params);
 

@@ -69,7 +69,8 @@ cudaError_t LaunchGatedSiluTyped(const LaunchContext& context, const void* gate_
 }  // namespace
 
 cudaError_t LaunchLinear(const LaunchContext& context, const LinearParams& params) {
-  return params.num_rows <= kTileM ? LaunchLinearNarrow(context, params) : LaunchLinearTiled(context, params);
+  return params.num_rows > kTileM && context.hopper ? LaunchLinearWide(context, params)
+                                                    : LaunchLinearNarrow(context, params);
 }
 
 cudaError_t LaunchGatedSilu(const LaunchContext& context, const void* gate_up, int num_rows, int64_t columns,

@@ -1,11 +1,12 @@
-// out[r][n] = sum over k of y[r][k] weight[n][k] for up to 16 rows, with the outputs of LinearParams, and
-// from x float32 with its norm for up to kMaxFusedNormRows.
+// out[r][n] = sum over k of y[r][k] weight[n][k] for up to 16 rows a block, with the outputs of LinearParams,
+// and from x float32 with its norm for up to kMaxFusedNormRows.
 //
 // Shapes: y act [rows, cols] (or x float32 [rows, cols]), weight act [outputs, cols]. Bound by the weight's
-// bytes: a block owns kTiles 8-row tiles of the weight, a warp one run of cols (linear.cuh); the weight goes
-// from memory to registers, the first kBatch column blocks before the wait for the predecessor. With the
-// norm, every block normalises the rows itself, and further blocks compute the coefficient columns. Bytes:
-// outputs * cols * 2, and rows * cols * 2 (with the norm, * 4) from L2 for each block.
+// bytes: a block owns kTiles 8-row tiles of the weight, a warp one run of cols (linear.cuh). Each warp keeps
+// a ring of stages in shared memory, 64 columns each, filled by asynchronous copies; the weight's first
+// stages are asked for before the wait for the predecessor. With the norm, every block normalises the rows
+// itself, and further blocks compute the coefficient columns. Bytes: outputs * cols * 2, and rows * cols * 2
+// (with the norm, * 4) from L2 for each block.
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/linear.cuh"
 #include "kernels/cuda/norm.cuh"
@@ -16,9 +17,13 @@ namespace {
 
 constexpr int kNarrowThreads = kSlices * kWarpLanes;
 static_assert(kNarrowThreads == kNormThreads, "the fused norm is computed by the product's warps");
-// Rows in shared memory lie this many elements further apart than cols: 8 rows' vectors then meet no bank
-// twice.
-constexpr int kNarrowRowPad = 32;
+constexpr int kRowVectors = kBlockCols / kVectorCols;  // of a row within a column block
+
+// Elements from one normalised row in shared memory to the next: an odd number of 16-byte vectors, so that
+// the same vector of 8 rows meets no bank twice, and whole column blocks.
+__host__ __device__ inline int NormalizedStride(int cols) {
+  return (cols + kBlockCols - 1) / kBlockCols * kBlockCols + kVectorCols;
+}
 
 template <typename Act, typename Stored>
 __device__ inline void StoreNormalized(Stored* row, int vector, const float4& v) {
@@ -89,8 +94,15 @@ __device__ void NormalizeRows(const LinearParams& params, Stored* rows, int stri
   __syncthreads();
 }
 
-// kWhole: no run has more than kBatch column blocks.
-template <typename Act, bool kNorm, bool kUpperRows, int kTiles, int kBatch, bool kWhole>
+template <bool kNorm, bool kUpperRows, int kTiles, int kStages>
+struct NarrowShape {
+  static constexpr int kInputRows = kNorm ? 0 : kUpperRows ? kTileM : kTileM / 2;
+  static constexpr int kStageVectors = (kTiles * kTileN + kInputRows) * kRowVectors;
+  static constexpr int kRingVectors = kSlices * kStages * kStageVectors;
+};
+
+// kStages: of each warp's ring. Rows kTileM * blockIdx.y and on; with kUpperRows up to 16 of them, else 8.
+template <typename Act, bool kNorm, bool kUpperRows, int kTiles, int kStages>
 __global__ __launch_bounds__(kNarrowThreads, 2) void NarrowKernel(LinearParams params, int tile_blocks) {
   static_assert(!(kNorm && kUpperRows), "the norm is fused for at most 8 rows");
   EFLA_DYNAMIC_SHARED(shared);
@@ -116,72 +128,100 @@ __global__ __launch_bounds__(kNarrowThreads, 2) void NarrowKernel(LinearParams p
     return;
   }
 
-  const int g = lane / 4, t = lane % 4;
-  const int64_t output_begin = static_cast<int64_t>(blockIdx.x) * (kTiles * kTileN);
+  using Shape = NarrowShape<kNorm, kUpperRows, kTiles, kStages>;
+  constexpr int kWeightRows = kTiles * kTileN;
+  uint4* ring = reinterpret_cast<uint4*>(shared) + warp * (kStages * Shape::kStageVectors);
+  const int64_t output_begin = static_cast<int64_t>(blockIdx.x) * kWeightRows;
+  const int64_t row_begin = static_cast<int64_t>(blockIdx.y) * kTileM;
+  const int num_rows =
+      static_cast<int>(params.num_rows - row_begin < kTileM ? params.num_rows - row_begin : kTileM);
   const int blocks = (cols + kBlockCols - 1) / kBlockCols;
   const int block_begin = SliceBegin(blocks, warp), block_end = SliceBegin(blocks, warp + 1);
-  const Act* weight = static_cast<const Act*>(params.weight);
-  const auto load_weights = [&](int block, uint4(&loaded)[kBatch][kTiles]) {
+
+  // Copies 64 columns of `count` rows. Eight lanes take the vectors of a row; vector v of row r lies at v ^ r
+  // % 8, so that the same vector of 8 rows meets no bank twice.
+  const int load_row = lane / kRowVectors, load_vector = lane % kRowVectors;
+  constexpr int kLoadRows = kWarpLanes / kRowVectors;
+  const auto load = [&](uint4* to, const void* matrix, int64_t first, int64_t end, int count, int block) {
+    const int k = block * kBlockCols + load_vector * kVectorCols;
+    const int64_t left = end - first;
+    const int valid_rows = k < cols ? static_cast<int>(left < count ? left : count) : 0;
+    const Act* from = static_cast<const Act*>(matrix) + first * cols + k;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int k = (block + i) * kBlockCols + t * kVectorCols;
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const int64_t output = output_begin + tile * kTileN + g;
-        const bool valid = block + i < block_end && k < cols && output < params.outputs;
-        loaded[i][tile] = valid ? LoadStream16(weight + output * cols + k) : uint4{0, 0, 0, 0};
-      }
+    for (int i = 0; i < count; i += kLoadRows) {
+      const int row = i + load_row;
+      const bool valid = row < valid_rows;
+      CpAsync16(to + row * kRowVectors + (load_vector ^ row % kRowVectors),
+                valid ? from + static_cast<int64_t>(row) * cols : matrix, valid);
     }
   };
-  uint4 current[kBatch][kTiles];
-  load_weights(block_begin, current);  // constants: no need to wait for them
-
+  const auto load_weight = [&](int block, int stage) {
+    load(ring + stage * Shape::kStageVectors, params.weight, output_begin, params.outputs, kWeightRows,
+         block);
+  };
+  const auto load_input = [&](int block, int stage) {
+    if constexpr (!kNorm) {
+      load(ring + stage * Shape::kStageVectors + kWeightRows * kRowVectors, params.y, row_begin,
+           params.num_rows, Shape::kInputRows, block);
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) {
+    if (block_begin + i < block_end) load_weight(block_begin + i, i);  // constants: no need to wait for them
+  }
   GridDependencyWait();
   GridDependencyTrigger();
-  const Act* y = static_cast<const Act*>(params.y);
-  int stride = cols;
+  Act* normalized = reinterpret_cast<Act*>(reinterpret_cast<uint4*>(shared) + Shape::kRingVectors);
+  const int stride = NormalizedStride(cols);
   if constexpr (kNorm) {
-    Act* rows = reinterpret_cast<Act*>(shared);
-    stride = cols + kNarrowRowPad;
-    NormalizeRows<Act>(params, rows, stride, parts);
-    y = rows;
+    // Zeros up to the last column block's end; NormalizeRows ends with a barrier.
+    for (int i = threadIdx.x; i < num_rows * (blocks * kBlockCols - cols); i += kNarrowThreads) {
+      normalized[i % num_rows * stride + cols + i / num_rows] = FromFloat<Act>(0.0f);
+    }
+    NormalizeRows<Act>(params, normalized, stride, parts);
+  }
+#pragma unroll
+  for (int i = 0; i < kStages; ++i) {
+    if (block_begin + i < block_end) load_input(block_begin + i, i);
+    CpAsyncCommit();  // the first group holds all the weights so far
   }
 
+  const int g = lane / 4, t = lane % 4;
+  const int matrix_row = lane % 8, matrix = lane / 8;  // LdMatrix4: lane l names a row of matrix l / 8
   float acc[kTiles][4] = {};
-  for (int block = block_begin; block < block_end; block += kBatch) {
-    uint4 next[kBatch][kTiles];
-    if constexpr (!kWhole) load_weights(block + kBatch, next);
-    uint4 low[kBatch], high[kBatch];
+  int stage = 0;
+#pragma unroll 1
+  for (int block = block_begin; block < block_end; ++block) {
+    CpAsyncWait<kStages - 1>();
+    __syncwarp();
+    const uint4* weight = ring + stage * Shape::kStageVectors;
+    const uint4* input = weight + kWeightRows * kRowVectors;
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int k = (block + i) * kBlockCols + t * kVectorCols;
-      const bool valid = block + i < block_end && k < cols;
-      low[i] = high[i] = uint4{0, 0, 0, 0};
-      if (valid && g < params.num_rows) {
-        low[i] = *reinterpret_cast<const uint4*>(y + static_cast<int64_t>(g) * stride + k);
+    for (int half = 0; half < 2; ++half) {  // 32 columns: four vectors, two matrix instructions
+      const int vector = half * 4 + matrix;
+      uint32_t low[4], high[4] = {};
+      if constexpr (kNorm) {
+        const int row = matrix_row < num_rows ? matrix_row : 0;  // the others' sums are dropped
+        LdMatrix4(low, normalized + row * stride + block * kBlockCols + vector * kVectorCols);
+      } else {
+        LdMatrix4(low, input + matrix_row * kRowVectors + (vector ^ matrix_row));
+        if (kUpperRows) LdMatrix4(high, input + (matrix_row + 8) * kRowVectors + (vector ^ matrix_row));
       }
-      if (kUpperRows && valid && g + 8 < params.num_rows) {
-        high[i] = *reinterpret_cast<const uint4*>(y + static_cast<int64_t>(g + 8) * stride + k);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (block + i >= block_end) break;
-      const uint32_t first[4] = {low[i].x, high[i].x, low[i].y, high[i].y};
-      const uint32_t second[4] = {low[i].z, high[i].z, low[i].w, high[i].w};
 #pragma unroll
       for (int tile = 0; tile < kTiles; ++tile) {
-        Mma<Act>(acc[tile], first, current[i][tile].x, current[i][tile].y);
-        Mma<Act>(acc[tile], second, current[i][tile].z, current[i][tile].w);
+        uint32_t w[4];
+        LdMatrix4(w, weight + (tile * kTileN + matrix_row) * kRowVectors + (vector ^ matrix_row));
+        Mma<Act>(acc[tile], {low[0], high[0], low[1], high[1]}, w[0], w[1]);
+        Mma<Act>(acc[tile], {low[2], high[2], low[3], high[3]}, w[2], w[3]);
       }
     }
-    if constexpr (!kWhole) {
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-        for (int tile = 0; tile < kTiles; ++tile) current[i][tile] = next[i][tile];
-      }
+    if (block + kStages < block_end) {
+      __syncwarp();  // everyone has read the stage
+      load_weight(block + kStages, stage);
+      load_input(block + kStages, stage);
     }
+    CpAsyncCommit();
+    if (++stage == kStages) stage = 0;
   }
 
 #pragma unroll
@@ -191,45 +231,45 @@ __global__ __launch_bounds__(kNarrowThreads, 2) void NarrowKernel(LinearParams p
   }
   __syncthreads();
   const auto total = [&](int tile, int row, int column) {
-    float sum = 0.0f;
+    const auto quad = [&](int slice) {
+      float sum = sums[slice][tile][row][column];
 #pragma unroll
-    for (int slice = 0; slice < kSlices; slice += 2) {
-      sum += sums[slice][tile][row][column] + sums[slice + 1][tile][row][column];
-    }
-    return sum;
+      for (int i = 1; i < kSlices / 2; ++i) sum += sums[slice + i][tile][row][column];
+      return sum;
+    };
+    return quad(0) + quad(kSlices / 2);
   };
   const bool gated = params.output == LinearOutput::kGatedSilu;
   const int store_tiles = gated ? kTiles / 2 : kTiles;
-  for (int i = threadIdx.x; i < params.num_rows * store_tiles * kTileN; i += kNarrowThreads) {
+  for (int i = threadIdx.x; i < num_rows * store_tiles * kTileN; i += kNarrowThreads) {
     const int column = i % kTileN, tile = i / kTileN % store_tiles, row = i / (kTileN * store_tiles);
     if (gated) {
       const int64_t output = output_begin / 2 + tile * kTileN + column;
       const float gate = total(2 * tile, row, column), up = total(2 * tile + 1, row, column);
-      StoreOutput<Act>(params, row, output, Silu(gate) * up);
+      StoreOutput<Act>(params, row_begin + row, output, Silu(gate) * up);
     } else {
-      StoreOutput<Act>(params, row, output_begin + tile * kTileN + column, total(tile, row, column));
+      StoreOutput<Act>(params, row_begin + row, output_begin + tile * kTileN + column,
+                       total(tile, row, column));
     }
   }
 }
 
-// As many column blocks at once as the registers hold beside the rows.
-constexpr int BatchBlocks(int tiles, bool upper_rows, bool whole) {
-  if (!whole) return upper_rows && tiles == 1 ? 4 : 8 / tiles;
-  return tiles == 1 ? upper_rows ? 6 : 12 : 4;
-}
-
 template <typename Act, bool kNorm, bool kUpperRows, int kTiles>
-cudaError_t LaunchBatch(const LaunchContext& context, const LaunchShape& shape, const LinearParams& params,
-                        int tile_blocks) {
+cudaError_t LaunchStages(const LaunchContext& context, LaunchShape shape, const LinearParams& params,
+                         int tile_blocks, size_t norm_bytes) {
+  // The ring: short runs whole, of long ones what two blocks a multiprocessor need to keep the memory busy.
+  constexpr int kLong = kTiles == 4 ? 3 : kTiles == 2 ? 4 : 6, kShort = 2;
   const int blocks = (params.cols + kBlockCols - 1) / kBlockCols;
-  constexpr int kWholeBlocks = BatchBlocks(kTiles, kUpperRows, true);
-  if ((blocks + kSlices - 1) / kSlices <= kWholeBlocks) {
-    return Launch(context, shape, NarrowKernel<Act, kNorm, kUpperRows, kTiles, kWholeBlocks, true>, params,
-                  tile_blocks);
+  const auto launch = [&](auto shape_type, auto kernel) {
+    shape.shared_bytes = decltype(shape_type)::kRingVectors * sizeof(uint4) + norm_bytes;
+    return Launch(context, shape, kernel, params, tile_blocks);
+  };
+  if (blocks <= kSlices * kShort) {
+    return launch(NarrowShape<kNorm, kUpperRows, kTiles, kShort>(),
+                  NarrowKernel<Act, kNorm, kUpperRows, kTiles, kShort>);
   }
-  return Launch(context, shape,
-                NarrowKernel<Act, kNorm, kUpperRows, kTiles, BatchBlocks(kTiles, kUpperRows, false), false>,
-                params, tile_blocks);
+  return launch(NarrowShape<kNorm, kUpperRows, kTiles, kLong>(),
+                NarrowKernel<Act, kNorm, kUpperRows, kTiles, kLong>);
 }
 
 template <typename Act, int kTiles>
@@ -237,20 +277,22 @@ cudaError_t LaunchNarrow(const LaunchContext& context, const LinearParams& param
   const int64_t tile_outputs = kTiles * kTileN;
   const int tile_blocks = static_cast<int>((params.outputs + tile_outputs - 1) / tile_outputs);
   LaunchShape shape;
-  shape.grid = dim3(tile_blocks);
+  shape.grid = dim3(tile_blocks, (params.num_rows + kTileM - 1) / kTileM);
   shape.block = dim3(kNarrowThreads);
   if (params.norm != nullptr) {
     const int coef_blocks = (params.coef_columns + kNormWarps - 1) / kNormWarps;
     shape.grid = dim3(tile_blocks + coef_blocks);
-    const size_t row_bytes = coef_blocks > 0 ? params.cols * sizeof(float) : 0;
-    const size_t padded_bytes = (params.cols + kNarrowRowPad) * sizeof(Act);
-    shape.shared_bytes = params.num_rows * (row_bytes > padded_bytes ? row_bytes : padded_bytes);
-    return LaunchBatch<Act, true, false, kTiles>(context, shape, params, tile_blocks);
+    // The coefficients' blocks keep the rows as float32, in place of the ring.
+    const size_t float_bytes = coef_blocks > 0 ? params.cols * sizeof(float) : 0;
+    const size_t act_bytes = NormalizedStride(params.cols) * sizeof(Act);
+    return LaunchStages<Act, true, false, kTiles>(
+        context, shape, params, tile_blocks,
+        params.num_rows * (float_bytes > act_bytes ? float_bytes : act_bytes));
   }
   if (params.num_rows <= kTileM / 2) {
-    return LaunchBatch<Act, false, false, kTiles>(context, shape, params, tile_blocks);
+    return LaunchStages<Act, false, false, kTiles>(context, shape, params, tile_blocks, 0);
   }
-  return LaunchBatch<Act, false, true, kTiles>(context, shape, params, tile_blocks);
+  return LaunchStages<Act, false, true, kTiles>(context, shape, params, tile_blocks, 0);
 }
 
 template <typename Act>

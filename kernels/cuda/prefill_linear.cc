@@ -105,11 +105,11 @@ struct Trial {
 
 struct PrefillLinear::Handle {
   cublasLtHandle_t lt = nullptr;
-  void* workspace = nullptr;
+  void* workspaces[kMaxLanes] = {};
 
   ~Handle() {
     if (lt != nullptr) cublasLtDestroy(lt);
-    cudaFree(workspace);
+    for (void* workspace : workspaces) cudaFree(workspace);
   }
 
   // The heuristic's choices for a row count that sum in one piece, best first; those with tiny tiles only
@@ -146,8 +146,8 @@ struct PrefillLinear::Handle {
                         void* out, const cublasLtMatmulAlgo_t& algorithm) const {
     const float alpha = 1.0f;
     return cublasLtMatmul(lt, &problem.matmul, &alpha, weight, &problem.weight, y, &problem.y, &problem.beta,
-                          out, &problem.out, out, &problem.out, &algorithm, workspace, kWorkspaceBytes,
-                          context.stream);
+                          out, &problem.out, out, &problem.out, &algorithm, workspaces[context.lane],
+                          kWorkspaceBytes, context.stream);
   }
 };
 
@@ -168,8 +168,10 @@ PrefillLinear::~PrefillLinear() = default;
 DeviceStatus PrefillLinear::Open() {
   handle_ = std::make_unique<Handle>();
   DeviceStatus status = CublasError("cublasLtCreate", cublasLtCreate(&handle_->lt));
-  if (!status.ok()) return status;
-  return CudaStatus("cublasLt workspace", cudaMalloc(&handle_->workspace, kWorkspaceBytes));
+  for (void*& workspace : handle_->workspaces) {
+    if (status.ok()) status = CudaStatus("cublasLt workspace", cudaMalloc(&workspace, kWorkspaceBytes));
+  }
+  return status;
 }
 
 DeviceStatus PrefillLinear::Tune(const LaunchContext& context, int64_t outputs, int64_t cols,

@@ -110,7 +110,120 @@ __device__ inline void LdMatrix4Trans(uint32_t (&r)[4], const void* shared_row) 
                : "memory");
 }
 
-// --- Clusters (compute capability 9.0; never called below) ---
+// --- Barriers in shared memory, and the copies that complete on them (compute capability 9.0; the functions
+// from here on are never called below) ---
+
+__device__ inline void BarrierInit(uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(arrivals)
+               : "memory");
+}
+
+// Makes the initialised barriers visible to copies; before a __syncthreads.
+__device__ inline void BarrierInitFence() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+__device__ inline void BarrierArrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(SharedAddress(barrier)) : "memory");
+}
+
+// Arrives, and has the phase wait for so many bytes of copies as well.
+__device__ inline void BarrierArriveExpect(uint64_t* barrier, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)),
+               "r"(bytes)
+               : "memory");
+#endif
+}
+
+// Waits until the phase of this parity is complete; phases begin with parity 0.
+__device__ inline void BarrierWait(uint64_t* barrier, uint32_t parity) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(SharedAddress(barrier)),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+// Copies the box of a tensor map at (column, row) to shared memory; what lies outside the matrix is zero.
+__device__ inline void CopyTile(void* shared, const void* tensor_map, int column, int row,
+                                uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+      "[%4];" ::"r"(SharedAddress(shared)),
+      "l"(tensor_map), "r"(column), "r"(row), "r"(SharedAddress(barrier))
+      : "memory");
+#endif
+}
+
+__device__ inline void PrefetchTensorMap(const void* tensor_map) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("prefetch.tensormap [%0];" ::"l"(tensor_map) : "memory");
+#endif
+}
+
+// --- Matrix units of a warpgroup: m64 nN k16, 16-bit operands in shared memory, float32 sums ---
+// Both operands lie as CopyTile leaves boxes of 64 columns in the 128-byte swizzle: row r, 16-byte vector v
+// at r * 128 + (v ^ r % 8) * 16, the whole aligned to 1024 bytes. Warp w, lane l of the warpgroup hold, with
+// g = l / 4 and t = l % 4:
+//   d[4j], d[4j + 1]: D[16w + g][8j + 2t, + 1];  d[4j + 2], d[4j + 3]: the same columns of row 16w + g + 8
+
+// Of columns 16 * step to 16 * step + 15 of a tile.
+__device__ inline uint64_t TileDescriptor(const void* tile, int step) {
+  constexpr uint64_t kSwizzle128 = 1ull << 62, kRowGroupBytes = 1024, kIgnored = 1;
+  return kSwizzle128 | (kRowGroupBytes >> 4) << 32 | kIgnored << 16 |
+         (((SharedAddress(tile) & 0x3ffff) + 32 * step) >> 4);
+}
+
+__device__ inline void WarpgroupFence() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+__device__ inline void WarpgroupCommit() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+template <int kPending>
+__device__ inline void WarpgroupWait() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// Every warp of a warpgroup: gives registers back down to kCount a thread, or takes them up to kCount,
+// waiting until they are free.
+template <int kCount>
+__device__ inline void DropRegisters() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
+
+template <int kCount>
+__device__ inline void TakeRegisters() {
+#if __CUDA_ARCH_FEAT_SM90_ALL
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+#endif
+}
+
+// d = A B^T, added to d if `add`. A has 64 rows, B kCount / 2 = N rows.
+template <typename Act, int kCount>
+__device__ void WarpgroupMma(float (&d)[kCount], uint64_t a, uint64_t b, bool add);
+
+// --- Clusters ---
 
 __device__ inline void ClusterArriveRelaxed() {
 #if __CUDA_ARCH__ >= 900

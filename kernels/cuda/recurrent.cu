@@ -92,7 +92,7 @@ __device__ inline float4 AddFromLane(float4 value, int distance) {
           value.w + __shfl_xor_sync(kAllLanes, value.w, distance)};
 }
 
-// Threads that a multiprocessor must hold for enough bytes in flight: 8 blocks of 128, 16 KB each, are four
+// Threads that a multiprocessor must hold for enough bytes in flight: 4 blocks of 256, 32 KB each, are four
 // times what the memory's latency asks for.
 constexpr int kMinThreads = 1024;
 
@@ -336,13 +336,15 @@ cudaError_t LaunchTile(const LaunchContext& context, const RecurrentParams& para
 
 template <typename Act, int kDk, int kDv>
 cudaError_t LaunchHeadSize(const LaunchContext& context, const RecurrentParams& params) {
-  if (!context.clusters) return LaunchTile<Act, kDk, kDv, kDv, 16>(context, params);
+  if (!context.hopper) return LaunchTile<Act, kDk, kDv, kDv, 16>(context, params);
   // Narrow tiles of few rows a thread while they make less than two blocks for each multiprocessor.
   const int64_t narrow_blocks = static_cast<int64_t>(params.num_rows) * params.mix.layer.num_heads * kDv / 16;
   if (narrow_blocks <= 2 * context.multiprocessors) {
     return LaunchTile<Act, kDk, kDv, 16, 32>(context, params);
   }
-  return LaunchTile<Act, kDk, kDv, 32, 16>(context, params);
+  // Half a head a block: half of what the blocks of a head compute anew, and still four blocks a
+  // multiprocessor.
+  return LaunchTile<Act, kDk, kDv, kDv / 2, 16>(context, params);
 }
 
 template <typename Act>

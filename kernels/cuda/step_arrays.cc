@@ -36,11 +36,11 @@ cudaError_t StepArrays::Allocate(int max_tokens, int max_decode, int max_samples
   return error != cudaSuccess ? error : cudaHostAlloc(&staging_, bytes, cudaHostAllocDefault);
 }
 
-void StepArrays::Fill(const StepInput& input, int padded_decode, int padded_samples, int chunk_capacity,
-                      std::vector<Pass>& passes) {
+void StepArrays::Fill(const StepInput& input, std::span<const Segment> segments, int padded_decode,
+                      int padded_samples, int chunk_capacity, int boundary, std::vector<Pass>& passes) {
   const int num_samples = static_cast<int>(input.samples.size());
   EFLA_CHECK(input.num_decode <= padded_decode && num_samples <= padded_samples);
-  EFLA_CHECK(input.segments.empty() || input.num_decode == padded_decode);  // tokens of segments follow
+  EFLA_CHECK(segments.empty() || input.num_decode == padded_decode);  // tokens of segments follow
   int32_t* counts = At<int32_t>(staging_, 0);
   counts[0] = input.num_decode;
   counts[1] = num_samples;
@@ -64,17 +64,17 @@ void StepArrays::Fill(const StepInput& input, int padded_decode, int padded_samp
   used_bytes_ = samples_ + padded_samples * sizeof(SampleRow);
 
   passes.clear();
-  if (input.segments.empty()) return;
-  std::copy(input.segments.begin(), input.segments.end(), At<Segment>(staging_, segments_));
+  if (segments.empty()) return;
+  std::copy(segments.begin(), segments.end(), At<Segment>(staging_, segments_));
   int32_t* first_chunk = At<int32_t>(staging_, first_chunk_);
   Chunk* chunks = At<Chunk>(staging_, chunks_);
   int num_chunks = 0;
-  for (int index = 0; index < static_cast<int>(input.segments.size()); ++index) {
-    const Segment& segment = input.segments[index];
+  for (int index = 0; index < static_cast<int>(segments.size()); ++index) {
+    const Segment& segment = segments[index];
     first_chunk[index] = num_chunks;
     const int segment_chunks = (segment.num_tokens + kChunkTokens - 1) / kChunkTokens;
     EFLA_CHECK(segment_chunks <= chunk_capacity);
-    if (passes.empty() || passes.back().num_chunks + segment_chunks > chunk_capacity) {
+    if (passes.empty() || index == boundary || passes.back().num_chunks + segment_chunks > chunk_capacity) {
       passes.push_back({index, 0, num_chunks, 0});
     }
     ++passes.back().num_segments;

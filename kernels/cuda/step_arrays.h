@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "kernels/cuda/launchers.h"
@@ -30,9 +31,10 @@ class StepArrays {
   cudaError_t Allocate(int max_tokens, int max_decode, int max_samples);
 
   // Fills the staging memory. Decode rows and sample rows are padded to the numbers given, with token 0 and
-  // row 0. `passes` receives the segments in order, at most `chunk_capacity` chunks a pass.
-  void Fill(const StepInput& input, int padded_decode, int padded_samples, int chunk_capacity,
-            std::vector<Pass>& passes);
+  // row 0. `segments` are the step's, possibly cut further. `passes` receives them in order, at most
+  // `chunk_capacity` chunks a pass, and none that goes past segment `boundary`.
+  void Fill(const StepInput& input, std::span<const Segment> segments, int padded_decode, int padded_samples,
+            int chunk_capacity, int boundary, std::vector<Pass>& passes);
   // Copies what Fill wrote.
   cudaError_t Upload(cudaStream_t stream) const;
 

@@ -221,7 +221,8 @@ INSTANTIATE_TEST_SUITE_P(Devices, ProductsTest,
                          testing::Combine(testing::ValuesIn(TestedDevices()),
                                           testing::Values(DType::kF32, DType::kF16, DType::kBF16),
                                           testing::Values(Shape{128, 256, 320, 8}, Shape{256, 512, 776, 3},
-                                                          Shape{192, 200, 104, 16})),
+                                                          Shape{192, 200, 104, 16},
+                                                          Shape{584, 3000, 4120, 5})),
                          CaseName);
 
 }  // namespace

@@ -282,6 +282,74 @@ TEST_P(ExactnessTest, AStateCopiedOutAndInContinuesTheSame) {
   rig_->states().Release(to);
 }
 
+// A device may divide a step of thousands of prompt rows as it likes: within a prompt, between prompts.
+TEST_P(ExactnessTest, AStepOfThousandsIsAsGoodAsManyOfHundreds) {
+  constexpr int kLongPrompt = 3333, kOtherPrompt = 1900, kDecodeRows = 3, kSmallStep = 5 * kChunkTokens;
+  const auto& [device, directory] = GetParam();
+  absl::StatusOr<std::unique_ptr<ModelRig>> opened = ModelRig::Open(
+      SourcePath(directory), {.device = device,
+                              .limits = {.max_tokens = kLongPrompt + kOtherPrompt + kDecodeRows,
+                                         .max_decode = kDecodeRows,
+                                         .max_samples = 2 + kDecodeRows},
+                              .num_slots = 16});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  ModelRig& rig = **opened;
+  std::mt19937 random(17);
+  const std::vector<TokenId> prompts[] = {RandomTokens(random, kLongPrompt, vocab_size()),
+                                          RandomTokens(random, kOtherPrompt, vocab_size())};
+  // The last row's draw and the state of each prompt.
+  const auto expect_same = [&](const StepResult& result, const std::vector<SlotHandle>& slots,
+                               const std::vector<std::vector<float>>& states,
+                               const std::vector<uint32_t>& logprobs) {
+    for (size_t i = 0; i < slots.size(); ++i) {
+      EXPECT_EQ(std::bit_cast<uint32_t>(result.rows[kDecodeRows + i].logprob), logprobs[i]) << "prompt " << i;
+      EXPECT_TRUE(SameBits(rig.ReadState(slots[i]), states[i])) << "prompt " << i;
+    }
+  };
+  std::vector<std::vector<float>> states;
+  std::vector<uint32_t> logprobs;
+  for (const std::vector<TokenId>& prompt : prompts) {
+    const SlotHandle slot = rig.Acquire();
+    for (int begin = 0; begin < static_cast<int>(prompt.size()); begin += kSmallStep) {
+      const int count = std::min(kSmallStep, static_cast<int>(prompt.size()) - begin);
+      Step step;
+      const int row =
+          step.Prefill(std::span(prompt).subspan(static_cast<size_t>(begin), static_cast<size_t>(count)),
+                       begin == 0 ? StatePool::kZeroSlot : slot.slot, slot.slot);
+      step.Greedy(row + count - 1);
+      const StepResult result = rig.Run(step);
+      if (begin + count == static_cast<int>(prompt.size())) {
+        logprobs.push_back(std::bit_cast<uint32_t>(result.rows[0].logprob));
+      }
+    }
+    states.push_back(rig.ReadState(slot));
+    rig.states().Release(slot);
+  }
+  std::vector<SlotHandle> decode_slots;
+  for (int i = 0; i < kDecodeRows; ++i) {
+    decode_slots.push_back(rig.Acquire());
+    Step step;
+    step.Prefill(RandomTokens(random, 10, vocab_size()), StatePool::kZeroSlot, decode_slots.back().slot);
+    rig.Run(step);
+  }
+  for (const bool swapped : {false, true}) {
+    SCOPED_TRACE(swapped ? "the shorter prompt first" : "the longer prompt first");
+    std::vector<SlotHandle> slots = {rig.Acquire(), rig.Acquire()};
+    Step step;
+    for (const SlotHandle& slot : decode_slots) step.Greedy(step.Decode(5, slot.slot, slot.slot));
+    int last_row[2];
+    for (int i : {swapped ? 1 : 0, swapped ? 0 : 1}) {
+      last_row[i] = step.Prefill(prompts[i], StatePool::kZeroSlot, slots[static_cast<size_t>(i)].slot) +
+                    static_cast<int>(prompts[i].size()) - 1;
+    }
+    step.Greedy(last_row[0]);
+    step.Greedy(last_row[1]);
+    expect_same(rig.Run(step), slots, states, logprobs);
+    for (const SlotHandle& slot : slots) rig.states().Release(slot);
+  }
+  for (const SlotHandle& slot : decode_slots) rig.states().Release(slot);
+}
+
 // One sequence's state holds NaN; the others, in decode rows and in prefill, must not notice.
 TEST_P(ExactnessTest, NaNStaysInItsRow) {
   constexpr int kRows = 5, kBadDecode = 2;

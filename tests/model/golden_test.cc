@@ -21,9 +21,19 @@ struct Tolerance {
   double state;        // relative
 };
 
-Tolerance ToleranceOf(const std::string& device) {
-  if (device == "cuda")
-    return {.logprob = 3e-2, .min_logprob = std::log(1e-3), .margin = 6e-2, .state = 2e-2};
+// On CUDA, 16-bit activations and weights cost two checkpoints more (README, limits):
+//  * efla_tied_sharded: its weights are F32. Rounding them to F16 alone, with float32 activations, moves its
+//    log-probabilities by 0.037.
+//  * efla_weak: its keys are of the order of 1e-5, where F16 is subnormal and keeps few bits; so are the
+//  state's
+//    entries, which hardly touch the log-probabilities.
+Tolerance ToleranceOf(const std::string& device, const std::string& checkpoint) {
+  if (device == "cuda") {
+    Tolerance tolerance = {.logprob = 3e-2, .min_logprob = std::log(1e-3), .margin = 6e-2, .state = 2e-2};
+    if (checkpoint == "efla_tied_sharded") tolerance.logprob = 8e-2, tolerance.margin = 16e-2;
+    if (checkpoint == "efla_weak") tolerance.state = 0.15;
+    return tolerance;
+  }
   return {.logprob = 1e-3, .min_logprob = -INFINITY, .margin = 1e-3, .state = 1e-4};
 }
 
@@ -77,7 +87,7 @@ class GoldenTest : public ::testing::TestWithParam<std::tuple<std::string, std::
   void SetUp() override {
     const auto& [device, name] = GetParam();
     if (absl::Status status = DeviceAvailable(device); !status.ok()) GTEST_SKIP() << status.ToString();
-    tolerance_ = ToleranceOf(device);
+    tolerance_ = ToleranceOf(device, name);
     const std::string directory = SourcePath("tests/golden/" + name);
     absl::StatusOr<std::unique_ptr<ModelRig>> rig = ModelRig::Open(directory, {.device = device});
     ASSERT_TRUE(rig.ok()) << rig.status();

@@ -125,14 +125,12 @@ class ModelRig {
   }
   std::vector<float> ReadState(SlotHandle slot) {
     std::vector<float> state(static_cast<size_t>(states_->layout().state_bytes()) / sizeof(float));
-    states_->ReadState(slot, state.data());
-    EFLA_CHECK(device_->Synchronize().ok());
+    EFLA_CHECK(states_->CopyOut(slot, std::as_writable_bytes(std::span(state))).ok());
     return state;
   }
   void WriteState(SlotHandle slot, const std::vector<float>& state) {
     EFLA_CHECK(static_cast<int64_t>(state.size() * sizeof(float)) == states_->layout().state_bytes());
-    states_->WriteState(slot, state.data());
-    EFLA_CHECK(device_->Synchronize().ok());
+    EFLA_CHECK(states_->CopyIn(slot, std::as_bytes(std::span(state))).ok());
   }
 
  private:

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/forwarding_device.h"
 #include "tests/model/model_rig.h"
 
 namespace efla {
@@ -66,42 +67,24 @@ class ChangedCheckpoint : public Checkpoint {
 };
 
 // A CPU device that has memory for so many allocations and matrices, and counts what is still held.
-class ScarceDevice : public Device {
+class ScarceDevice : public ForwardingDevice {
  public:
   ScarceDevice(int allocations, int matrices)
-      : inner_(CreateDevice({.kind = "cpu", .threads = 1}).value()),
+      : ForwardingDevice(CreateDevice({.kind = "cpu", .threads = 1}).value()),
         allocations_left_(allocations),
         matrices_left_(matrices) {}
 
   int held() const { return held_; }
 
-  const DeviceInfo& info() const override { return inner_->info(); }
-  size_t activation_bytes() const override { return inner_->activation_bytes(); }
   int64_t free_memory_bytes() const override { return 12345; }
   void* Allocate(size_t bytes) override {
     if (allocations_left_-- <= 0) return nullptr;
     ++held_;
-    return inner_->Allocate(bytes);
+    return ForwardingDevice::Allocate(bytes);
   }
   void Free(void* memory) override {
     --held_;
-    inner_->Free(memory);
-  }
-  void CopyToDevice(void* to, const void* from, size_t bytes) override {
-    inner_->CopyToDevice(to, from, bytes);
-  }
-  void CopyToHost(void* to, const void* from, size_t bytes) override { inner_->CopyToHost(to, from, bytes); }
-  void CopyOnDevice(void* to, const void* from, size_t bytes) override {
-    inner_->CopyOnDevice(to, from, bytes);
-  }
-  void FillBytes(void* memory, uint8_t value, size_t bytes) override {
-    inner_->FillBytes(memory, value, bytes);
-  }
-  void WriteActivations(void* act, std::span<const float> values) override {
-    inner_->WriteActivations(act, values);
-  }
-  void ReadActivations(std::span<float> values, const void* act) override {
-    inner_->ReadActivations(values, act);
+    ForwardingDevice::Free(memory);
   }
   std::unique_ptr<Matrix> LoadMatrix(std::span<const HostMatrix> parts, MatrixUse use,
                                      DeviceStatus& status) override {
@@ -109,25 +92,10 @@ class ScarceDevice : public Device {
       status = {DeviceStatus::Code::kOutOfMemory, "scarce"};
       return nullptr;
     }
-    return inner_->LoadMatrix(parts, use, status);
+    return ForwardingDevice::LoadMatrix(parts, use, status);
   }
-  DeviceStatus Prepare(const Limits& limits) override { return inner_->Prepare(limits); }
-  DeviceStatus Synchronize() override { return inner_->Synchronize(); }
-  StepOutput output() const override { return inner_->output(); }
-  DeviceStatus ReadLogits(std::span<float> logits) override { return inner_->ReadLogits(logits); }
 
  private:
-  bool DoBeginStep(const StepInput& input) override { return inner_->BeginStep(input); }
-  void DoEmbed(const EmbedArgs& args) override { inner_->Embed(args); }
-  void DoProject(const ProjectArgs& args) override { inner_->Project(args); }
-  void DoMixRecurrent(const MixArgs& args) override { inner_->MixRecurrent(args); }
-  void DoMixChunk(const MixArgs& args) override { inner_->MixChunk(args); }
-  void DoAddLinear(const AddLinearArgs& args) override { inner_->AddLinear(args); }
-  void DoGatedMlp(const GatedMlpArgs& args) override { inner_->GatedMlp(args); }
-  void DoHead(const HeadArgs& args) override { inner_->Head(args); }
-  void DoEndStep() override { inner_->EndStep(); }
-
-  std::unique_ptr<Device> inner_;
   int allocations_left_, matrices_left_;
   int held_ = 0;
 };

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -41,9 +42,11 @@ class StatePoolTest : public ::testing::TestWithParam<std::string> {
   }
   std::vector<float> Read(const StatePool& pool, SlotHandle slot) {
     std::vector<float> state(static_cast<size_t>(pool.layout().state_bytes()) / sizeof(float));
-    pool.ReadState(slot, state.data());
-    EXPECT_TRUE(device_->Synchronize().ok());
+    EXPECT_TRUE(pool.CopyOut(slot, std::as_writable_bytes(std::span(state))).ok());
     return state;
+  }
+  void Write(StatePool& pool, SlotHandle slot, const std::vector<float>& state) {
+    EXPECT_TRUE(pool.CopyIn(slot, std::as_bytes(std::span(state))).ok());
   }
 
   std::unique_ptr<Device> device_;
@@ -160,8 +163,7 @@ TEST_P(StatePoolTest, StatesSurviveTheRoundTripAndTheirNeighbours) {
     for (size_t j = 0; j < state.size(); ++j) state[j] = static_cast<float>(1000 * i) + static_cast<float>(j);
     states.push_back(std::move(state));
   }
-  for (size_t i = 0; i < 3; ++i) pool->WriteState(slots[i], states[i].data());
-  ASSERT_TRUE(device_->Synchronize().ok());
+  for (size_t i = 0; i < 3; ++i) Write(*pool, slots[i], states[i]);
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(Read(*pool, slots[i]), states[i]);
   EXPECT_TRUE(pool->CheckInvariants(true).ok());
 }
@@ -174,7 +176,7 @@ TEST_P(StatePoolTest, PoisonFillsFreshAndFreedSlots) {
   SlotHandle slot = pool->Acquire().value();
   expect_nan(slot);
   const std::vector<float> ones(static_cast<size_t>(pool->layout().state_bytes()) / sizeof(float), 1.0f);
-  pool->WriteState(slot, ones.data());
+  Write(*pool, slot, ones);
   pool->AddReference(slot);
   pool->Release(slot);
   EXPECT_EQ(Read(*pool, slot), ones) << "a slot with a reference left keeps its contents";
@@ -251,6 +253,68 @@ TEST_P(StatePoolTest, CountsAreCoherentFromAnotherThread) {
   EXPECT_TRUE(coherent);
 }
 
+TEST_P(StatePoolTest, TellsWhenASlotHasBecomeFree) {
+  auto pool = Create(2);
+  int freed = 0;
+  pool->SetFreedCallback([&] {
+    ++freed;
+    EXPECT_GT(pool->counts().free, 0);
+  });
+  const SlotHandle a = pool->Acquire().value(), b = pool->Acquire().value();
+  pool->AddReference(a);
+  pool->Release(a);
+  EXPECT_EQ(freed, 0) << "it is still held";
+  pool->Release(a);
+  EXPECT_EQ(freed, 1);
+  pool->SetFreedCallback(nullptr);
+  pool->Release(b);
+  EXPECT_EQ(freed, 1);
+}
+
+// Several owners at once, each of whom must find in its slots what it has written, and nothing but poison in
+// fresh ones.
+TEST_P(StatePoolTest, OwnersOnAnyThreadDoNotMeet) {
+  constexpr int kThreads = 4, kRounds = 400;
+  auto pool = Create(5, /*poison=*/true);
+  std::atomic<int> freed = 0, acquired = 0, wrong = 0;
+  pool->SetFreedCallback([&] { ++freed; });
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&, thread] {
+      for (int round = 0; round < kRounds; ++round) {
+        const absl::StatusOr<SlotHandle> slot = pool->Acquire();
+        if (!slot.ok()) continue;
+        ++acquired;
+        for (float value : Read(*pool, *slot)) wrong += std::isnan(value) ? 0 : 1;
+        const std::vector<float> mine(static_cast<size_t>(pool->layout().state_bytes()) / sizeof(float),
+                                      static_cast<float>(thread * kRounds + round));
+        Write(*pool, *slot, mine);
+        pool->AddReference(*slot);
+        std::thread other([&] {
+          wrong += Read(*pool, *slot) == mine ? 0 : 1;
+          pool->Release(*slot);
+        });
+        wrong += Read(*pool, *slot) == mine && pool->IsLive(*slot) ? 0 : 1;
+        if (round % 2 == 0) {
+          other.join();
+          pool->Release(*slot);
+        } else {
+          pool->Release(*slot);  // either may be the last
+          other.join();
+        }
+        wrong += pool->IsLive(*slot) ? 1 : 0;
+        wrong += pool->CheckInvariants().ok() ? 0 : 1;
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(acquired, kRounds);
+  EXPECT_EQ(freed, acquired);
+  EXPECT_EQ(pool->counts().free, 5);
+  EXPECT_TRUE(pool->CheckInvariants(true).ok());
+}
+
 using StatePoolDeathTest = StatePoolTest;
 
 TEST_P(StatePoolDeathTest, BrokenContractsEndTheProcess) {
@@ -260,7 +324,8 @@ TEST_P(StatePoolDeathTest, BrokenContractsEndTheProcess) {
   const SlotHandle slot = pool->Acquire().value();
   pool->AddReference(slot);
   const std::vector<float> state(static_cast<size_t>(pool->layout().state_bytes()) / sizeof(float));
-  EXPECT_DEATH(pool->WriteState(slot, state.data()), "broken contract");
+  EXPECT_DEATH(Write(*pool, slot, state), "broken contract");
+  EXPECT_DEATH(Write(*pool, slot, std::vector<float>(3)), "broken contract");
   pool->Release(slot);
   pool->Release(slot);
   EXPECT_DEATH(pool->Release(slot), "broken contract");
