@@ -11,9 +11,11 @@ namespace {
 
 // The output keeps the space of its first piece unless it is the beginning of a text: nothing but control
 // tokens before it.
-bool ContinuesText(const Tokenizer* tokenizer, std::span<const TokenId> prompt) {
-  return tokenizer == nullptr ||
-         std::any_of(prompt.begin(), prompt.end(), [&](TokenId id) { return !tokenizer->is_control(id); });
+bool ContinuesText(const Tokenizer* tokenizer, const GenerationRequest& request) {
+  if (tokenizer == nullptr || request.continues_text) return true;
+  const auto is_text = [&](TokenId id) { return !tokenizer->is_control(id); };
+  return (request.pending_token && is_text(*request.pending_token)) ||
+         std::any_of(request.prompt.begin(), request.prompt.end(), is_text);
 }
 
 Clock::time_point Expiry(const GenerationRequest& request, Clock::time_point submitted) {
@@ -26,17 +28,22 @@ Clock::time_point Expiry(const GenerationRequest& request, Clock::time_point sub
 
 }  // namespace
 
-Call::Call(GenerationRequest request, std::shared_ptr<GenerationImpl> generation, const Tokenizer* tokenizer,
+Call::Call(GenerationRequest request, std::vector<PrefixCache::BlockHash> blocks,
+           std::shared_ptr<GenerationImpl> generation, const Tokenizer* tokenizer,
            std::span<const TokenId> eos_token_ids, Clock::time_point now)
-    : request_(std::move(request)),
+    : base(std::move(request.start)),
+      request_(std::move(request)),
+      blocks_(std::move(blocks)),
       generation_(std::move(generation)),
       eos_token_ids_(eos_token_ids),
       stop_token_ids_(request_.stopping.stop_token_ids),
-      text_(tokenizer, request_.stopping.stop, ContinuesText(tokenizer, request_.prompt),
-            request_.include_stop, request_.skip_special_tokens) {
+      text_(tokenizer, request_.stopping.stop, ContinuesText(tokenizer, request_), request_.include_stop,
+            request_.skip_special_tokens) {
+  has_pending = request_.pending_token.has_value();
+  next_token_ = request_.pending_token.value_or(-1);
   prompt_tokens = static_cast<int64_t>(request_.prompt.size());
   scores_prompt = request_.prompt_logprobs;
-  draws = request_.stopping.max_tokens > 0;
+  draws = wants_tokens() || request_.keep_state || !blocks_.empty();
   submitted = now;
   expires = Expiry(request_, now);
   if (tokenizer != nullptr) {
@@ -45,7 +52,7 @@ Call::Call(GenerationRequest request, std::shared_ptr<GenerationImpl> generation
     }
   }
   std::sort(stop_token_ids_.begin(), stop_token_ids_.end());
-  if (scores_prompt) prompt_logprobs_.reserve(request_.prompt.size() - 1);
+  if (scores_prompt) prompt_logprobs_.reserve(request_.prompt.size());
 }
 
 bool Call::IsEos(TokenId token) const {
@@ -58,6 +65,7 @@ bool Call::IsStopToken(TokenId token) const {
 }
 
 SampleRow Call::DrawRow(int token_row) const {
+  if (!wants_tokens()) return {.token_row = token_row, .target = 0};
   const SamplingParams& sampling = request_.sampling;
   return {.token_row = token_row,
           .temperature = sampling.temperature,
@@ -84,7 +92,14 @@ Timing Call::TimingAt(Clock::time_point now) const {
           .total_us = MicrosSinceSubmit(now)};
 }
 
+void Call::SkipCached(int64_t tokens) {
+  prompt_done = tokens;
+  cached_tokens_ = tokens;
+  generation_->SetCachedTokens(tokens);
+}
+
 void Call::Begin(Clock::time_point now) {
+  begun_ = true;
   queue_us_ = MicrosSinceSubmit(now);
   generation_->PushAccepted(
       {.prompt_tokens = prompt_tokens, .seed = request_.sampling.seed, .queue_us = queue_us_});
@@ -97,7 +112,13 @@ void Call::AddPromptPiece(Clock::time_point now) {
   }
   if (prompt_done < prompt_tokens) return;
   prefill_us_ = MicrosSinceSubmit(now) - queue_us_;
-  if (!draws) EndWell(FinishReason::kMaxTokens, EngineObserver::Outcome::kLength);
+  if (!wants_tokens()) EndWell(FinishReason::kMaxTokens, EngineObserver::Outcome::kLength);
+}
+
+void Call::AddCheck(const SampleResult& result) {
+  if (end || result.finite) return;
+  end = End{absl::InternalError("the logits of the prompt's last token are not finite"),
+            EngineObserver::Outcome::kError, std::nullopt};
 }
 
 TokenOutput Call::MakeOutput(const SampleResult& result, std::span<const TokenLogprob> top) const {
@@ -135,6 +156,7 @@ bool Call::AddToken(const SampleResult& result, std::span<const TokenLogprob> to
   ++completion_tokens_;
   generation_->CountToken();
   next_token_ = result.token;
+  if (request_.keep_state) drawn_.push_back(result.token);
   held_.push_back(MakeOutput(result, top));
 
   const bool eos = IsEos(result.token);
@@ -164,7 +186,7 @@ bool Call::AddToken(const SampleResult& result, std::span<const TokenLogprob> to
   return !generation_->PushDelta(std::move(delta));
 }
 
-void Call::Finish(Clock::time_point now) {
+void Call::Finish(Clock::time_point now, ResidentStatePtr state) {
   if (end->reason) {
     if (*end->reason == FinishReason::kTimeBudget) finished_.text = text_.Finish().text;
     finished_.reason = *end->reason;
@@ -174,7 +196,12 @@ void Call::Finish(Clock::time_point now) {
     finished_.timing = TimingAt(now);
     generation_->PushFinished(std::move(finished_));
   }
-  generation_->End(end->status);
+  std::optional<FinalState> final_state;
+  if (state != nullptr) {
+    final_state =
+        FinalState{.state = std::move(state), .prompt_tokens = prompt_done, .drawn = std::move(drawn_)};
+  }
+  generation_->End(end->status, std::move(final_state));
 }
 
 }  // namespace efla

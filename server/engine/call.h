@@ -16,6 +16,8 @@
 #include "model/tokenizer.h"
 #include "server/engine/engine.h"
 #include "server/engine/generation_impl.h"
+#include "server/engine/prefix_cache.h"
+#include "server/engine/resident_state.h"
 #include "server/engine/scheduler.h"
 
 namespace efla {
@@ -32,8 +34,16 @@ class Call : public Sequence {
     std::optional<FinishReason> reason;
   };
 
-  // `eos_token_ids` is sorted and outlives the call; `tokenizer` may be null.
-  Call(GenerationRequest request, std::shared_ptr<GenerationImpl> generation, const Tokenizer* tokenizer,
+  // A state of the prompt's beginning that the prefix cache holds for this call, not published yet.
+  struct Save {
+    int64_t position;
+    uint64_t id;
+  };
+
+  // `blocks`: of the prompt, for the prefix cache; empty: does without it. `eos_token_ids` is sorted and
+  // outlives the call; `tokenizer` may be null.
+  Call(GenerationRequest request, std::vector<PrefixCache::BlockHash> blocks,
+       std::shared_ptr<GenerationImpl> generation, const Tokenizer* tokenizer,
        std::span<const TokenId> eos_token_ids, Clock::time_point now);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
@@ -41,35 +51,66 @@ class Call : public Sequence {
   const GenerationRequest& request() const { return request_; }
   const std::shared_ptr<GenerationImpl>& generation() const { return generation_; }
 
-  // The row that draws the next token from the logits of the step's token `token_row`.
+  // False: only the prompt is to be computed. A row on its last token, if there is one, shows that the state
+  // is good.
+  bool wants_tokens() const { return request_.stopping.max_tokens > 0; }
+  const std::vector<PrefixCache::BlockHash>& blocks() const { return blocks_; }
+  const PrefixCache::BlockHash& block_before(int64_t position) const {
+    return blocks_[static_cast<size_t>(position / kChunkTokens - 1)];
+  }
+
+  // The row that draws the next token from the logits of the step's token `token_row`, or looks at them only.
   SampleRow DrawRow(int token_row) const;
   // The row that scores the prompt's token `position` from the logits of the token before it.
   SampleRow ScoreRow(int token_row, int64_t position) const;
 
+  // The prompt begins with `tokens` tokens whose state the prefix cache had.
+  void SkipCached(int64_t tokens);
   // The call's first token is about to enter a step.
   void Begin(Clock::time_point now);
-  // Its prompt has been computed up to prompt_done; its scores have been added.
+  bool begun() const { return begun_; }
+  // Its prompt has been computed up to prompt_done; its scores have been added. Ends the call when nothing is
+  // to be drawn.
   void AddPromptPiece(Clock::time_point now);
+  // The logits of the prompt's last token, where nothing is drawn from them.
+  void AddCheck(const SampleResult& result);
   void AddScore(const SampleResult& result, std::span<const TokenLogprob> top);
   // One drawn token: adds it to the text, hands over what that releases, or sets `end`. False when the reader
   // lags.
   bool AddToken(const SampleResult& result, std::span<const TokenLogprob> top, Clock::time_point now);
   // Whether there are new events for the reader since the last time.
   bool TakeHasNews() { return std::exchange(has_news_, false); }
-  // The token to feed next: the one drawn last.
+  // The token to feed next in the recurrent form: the one drawn last, or the pending one at first.
   TokenId next_token() const { return next_token_; }
   // Seconds between the last two tokens; none before the second.
   std::optional<double> token_gap_seconds() const { return token_gap_seconds_; }
 
-  // Sends the events of `end` and ends the generation.
-  void Finish(Clock::time_point now);
+  // Whether its slot is to outlive it.
+  bool keeps_slot() const {
+    return request_.keep_state && computed && end->outcome != EngineObserver::Outcome::kError;
+  }
+  // Sends the events of `end` and ends the generation. `state`: what its slot has become, if it keeps it.
+  void Finish(Clock::time_point now, ResidentStatePtr state);
 
-  Usage usage() const { return {prompt_tokens, completion_tokens_}; }
+  Usage usage() const {
+    return {.prompt_tokens = prompt_tokens,
+            .cached_tokens = cached_tokens_,
+            .completion_tokens = completion_tokens_};
+  }
   Timing TimingAt(Clock::time_point now) const;
 
-  SlotHandle slot;         // slot.slot < 0: none
-  size_t index = 0;        // in the engine's list
-  std::optional<End> end;  // set: the call leaves before the next step
+  // The slot that its next token reads.
+  int32_t read_slot() const {
+    if (base != nullptr) return base->slot().slot;
+    return computed ? slot.slot : StatePool::kZeroSlot;
+  }
+
+  SlotHandle slot;          // written by each of its steps; slot.slot < 0: none
+  ResidentStatePtr base;    // what the next step reads in place of `slot`
+  bool computed = false;    // a step has written `slot`, or one that it had before
+  std::vector<Save> saves;  // at most two
+  size_t index = 0;         // in the engine's list
+  std::optional<End> end;   // set: the call leaves before the next step
 
  private:
   void EndWell(FinishReason reason, EngineObserver::Outcome outcome) {
@@ -80,14 +121,18 @@ class Call : public Sequence {
   TokenOutput MakeOutput(const SampleResult& result, std::span<const TokenLogprob> top) const;
   int64_t MicrosSinceSubmit(Clock::time_point now) const;
 
-  const GenerationRequest request_;
+  GenerationRequest request_;  // constant once constructed
+  const std::vector<PrefixCache::BlockHash> blocks_;
   const std::shared_ptr<GenerationImpl> generation_;
   const std::span<const TokenId> eos_token_ids_;
   std::vector<TokenId> stop_token_ids_;  // sorted; stop strings that spell a control token included
   TextStream text_;
 
+  bool begun_ = false;
   bool has_news_ = false;
+  int64_t cached_tokens_ = 0;
   int64_t completion_tokens_ = 0;
+  std::vector<TokenId> drawn_;  // with keep_state
   TokenId next_token_ = -1;
   std::vector<TokenOutput> held_;  // drawn, their text not released yet
   std::vector<TokenOutput> prompt_logprobs_;

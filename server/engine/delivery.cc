@@ -36,6 +36,7 @@ void Delivery::Enqueue(const std::shared_ptr<GenerationImpl>& generation) {
 }
 
 void Delivery::Enqueue(std::span<const std::shared_ptr<GenerationImpl>> generations) {
+  if (generations.empty()) return;
   bool any = false;
   {
     const std::lock_guard lock(mutex_);

@@ -16,6 +16,8 @@
 #include "server/engine/call.h"
 #include "server/engine/delivery.h"
 #include "server/engine/generation_impl.h"
+#include "server/engine/prefix_cache.h"
+#include "server/engine/resident_state.h"
 #include "server/engine/scheduler.h"
 
 namespace efla {
@@ -41,18 +43,26 @@ class EngineImpl final : public Engine, public GenerationOwner {
   void Drain(std::chrono::milliseconds timeout) override;
   EngineStats stats() const override;
   void Wake() override;
+  absl::Status CopyOut(const ResidentState& state, std::span<std::byte> to) override;
+  absl::StatusOr<ResidentStatePtr> CopyIn(std::span<const std::byte> from) override;
+  void SetSlotShortageCallback(std::function<void(int wanted)> callback) override;
 
  private:
   // Any thread.
   Clock::time_point Now() const { return options_.now ? options_.now() : Clock::now(); }
   absl::Status Check(const GenerationRequest& request) const;
+  absl::Status CheckStart(const GenerationRequest& request) const;
+  bool UsesPrefixCache(const GenerationRequest& request) const;
   absl::StatusOr<std::shared_ptr<Generation>> Enqueue(GenerationRequest request, ReadyCallback ready,
                                                       Clock::time_point now);
   void OnCancel(GenerationImpl& generation) override;
   void OnCaughtUp(GenerationImpl& generation) override;
+  void OnSlotFreed();
+  absl::StatusOr<SlotHandle> AcquireSlot();
 
   // Engine thread, with mutex_ held.
   void CollectEnded(Clock::time_point now);
+  int AdmitWaiting();
   void Leave(Call& call);
   void LeaveAll(const absl::Status& status, Outcome outcome);
   void Sleep(std::unique_lock<std::mutex>& lock);
@@ -60,9 +70,15 @@ class EngineImpl final : public Engine, public GenerationOwner {
   // Engine thread, without it.
   void Run();
   void FinishLeft();
+  void LookUpPrefixes();
+  bool GiveBackCached(int slots);
   void RunStep();
   void BuildStep(Clock::time_point now);
+  void AddRecurrentRow(Call& call, Clock::time_point now);
+  void BeginCall(Call& call, Clock::time_point now);
+  void SaveState(Call& call, int64_t position);
   void TakeResults(const StepOutput& output, Clock::time_point now);
+  void TakePromptEnd(Call& call, const StepOutput& output, size_t row, Clock::time_point now);
   std::span<const TokenLogprob> TopOf(const StepOutput& output, size_t row) const {
     return output.top.subspan(output.rows[row].top_begin, samples_[row].num_top);
   }
@@ -75,9 +91,15 @@ class EngineImpl final : public Engine, public GenerationOwner {
   EngineObserver* const observer_;
   std::vector<TokenId> eos_token_ids_;  // sorted; constant once constructed
 
+  PrefixCache cache_;
+  // Waiting requests lack slots: whoever frees one wakes the engine. Set before the pool is looked at.
+  std::atomic<bool> starved_{false};
+
   mutable std::mutex mutex_;  // guards what follows, down to idle_, and the fields of calls that call.h names
   Scheduler scheduler_;
   std::vector<std::unique_ptr<Call>> calls_;  // in any order; a call knows its index
+  std::function<void(int wanted)> on_slot_shortage_;
+  bool changed_ = false;    // something has changed since the engine thread last looked; it must not sleep
   bool attention_ = false;  // a call was cancelled or its reader caught up, or Wake: look at all of them
   bool stopping_ = false;   // the destructor waits
   bool draining_ = false;
@@ -96,9 +118,10 @@ class EngineImpl final : public Engine, public GenerationOwner {
   std::vector<Call*> lagging_;               // to be parked
   std::vector<std::shared_ptr<GenerationImpl>> ready_;
   std::vector<Sequence*> admitted_, expired_;
+  std::vector<SlotHandle> free_slots_;  // taken for those about to be admitted
   StepPlan plan_;
   std::vector<TokenId> tokens_;
-  std::vector<int32_t> decode_slots_;
+  std::vector<int32_t> read_slots_, write_slots_;  // of the recurrent rows
   std::vector<Segment> segments_;
   std::vector<SampleRow> samples_;
   Clock::time_point busy_since_;  // the engine's own work since then
@@ -130,20 +153,23 @@ EngineImpl::EngineImpl(Model& model, StatePool& pool, const Tokenizer* tokenizer
       options_(options),
       observer_(observer),
       eos_token_ids_(model.config().eos_token_ids),
+      cache_(options.prefix_cache_slots),
       scheduler_(SchedulerOptions(options, max_running, model.limits().max_samples)),
       last_step_(Now().time_since_epoch().count()) {
   eos_token_ids_.insert(eos_token_ids_.end(), options.eos_token_ids.begin(), options.eos_token_ids.end());
   std::sort(eos_token_ids_.begin(), eos_token_ids_.end());
+  pool_.SetFreedCallback([this] { OnSlotFreed(); });
   thread_ = std::thread([this] { Run(); });
 }
 
 EngineImpl::~EngineImpl() {
   {
     const std::lock_guard lock(mutex_);
-    stopping_ = true;
+    stopping_ = changed_ = true;
   }
   wake_.notify_one();
   thread_.join();
+  pool_.SetFreedCallback(nullptr);
 }
 
 // ---- Any thread ----
@@ -151,7 +177,10 @@ EngineImpl::~EngineImpl() {
 absl::Status EngineImpl::Check(const GenerationRequest& request) const {
   const int64_t vocab_size = model_.config().vocab_size;
   const int64_t prompt_tokens = static_cast<int64_t>(request.prompt.size());
-  if (prompt_tokens == 0) return absl::InvalidArgumentError("the prompt is empty; it needs at least 1 token");
+  if (absl::Status status = CheckStart(request); !status.ok()) return status;
+  if (prompt_tokens == 0 && !request.pending_token) {
+    return absl::InvalidArgumentError("the prompt is empty; it needs at least 1 token");
+  }
   if (prompt_tokens > options_.max_prompt_tokens) {
     return absl::InvalidArgumentError(absl::StrFormat("the prompt has %d tokens; the limit is %d",
                                                       prompt_tokens, options_.max_prompt_tokens));
@@ -189,10 +218,37 @@ absl::Status EngineImpl::Check(const GenerationRequest& request) const {
   return absl::OkStatus();
 }
 
+absl::Status EngineImpl::CheckStart(const GenerationRequest& request) const {
+  const int64_t vocab_size = model_.config().vocab_size;
+  if (request.pending_token && request.start == nullptr) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "pending token %d is given without the state that it follows", *request.pending_token));
+  }
+  if (request.pending_token && (*request.pending_token < 0 || *request.pending_token >= vocab_size)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the pending token is %d; ids are 0 to %d", *request.pending_token, vocab_size - 1));
+  }
+  if (request.start == nullptr) return absl::OkStatus();
+  const SlotHandle slot = request.start->slot();
+  if (!request.start->IsIn(pool_)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the state to start from lies in slot %d of another pool", slot.slot));
+  }
+  if (!pool_.IsLive(slot)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the state to start from was in slot %d, which has been freed", slot.slot));
+  }
+  return absl::OkStatus();
+}
+
+bool EngineImpl::UsesPrefixCache(const GenerationRequest& request) const {
+  return cache_.enabled() && request.use_prefix_cache && request.start == nullptr;
+}
+
 absl::StatusOr<std::shared_ptr<Generation>> EngineImpl::Submit(GenerationRequest request,
                                                                ReadyCallback ready) {
   const Clock::time_point now = Now();
-  const Usage usage{.prompt_tokens = static_cast<int64_t>(request.prompt.size()), .completion_tokens = 0};
+  const Usage usage{.prompt_tokens = static_cast<int64_t>(request.prompt.size())};
   absl::StatusOr<std::shared_ptr<Generation>> generation = Enqueue(std::move(request), std::move(ready), now);
   if (!generation.ok() && observer_ != nullptr) observer_->OnEnd(Outcome::kRejected, usage, Timing{});
   return generation;
@@ -206,7 +262,10 @@ absl::StatusOr<std::shared_ptr<Generation>> EngineImpl::Enqueue(GenerationReques
   }
   auto generation = std::make_shared<GenerationImpl>(*this, static_cast<int64_t>(request.prompt.size()),
                                                      options_.max_undelivered_tokens, std::move(ready));
-  auto call = std::make_unique<Call>(std::move(request), generation, tokenizer_, eos_token_ids_, now);
+  std::vector<PrefixCache::BlockHash> blocks;
+  if (UsesPrefixCache(request)) blocks = PrefixCache::Hash(request.prompt, request.prefix_cache_salt);
+  auto call = std::make_unique<Call>(std::move(request), std::move(blocks), generation, tokenizer_,
+                                     eos_token_ids_, now);
   {
     const std::lock_guard lock(mutex_);
     if (!healthy_) return absl::UnavailableError("the device has failed; the server must be restarted");
@@ -215,6 +274,7 @@ absl::StatusOr<std::shared_ptr<Generation>> EngineImpl::Enqueue(GenerationReques
     generation->call = call.get();
     call->index = calls_.size();
     calls_.push_back(std::move(call));
+    changed_ = true;
   }
   wake_.notify_one();
   return generation;
@@ -231,7 +291,7 @@ void EngineImpl::OnCancel(GenerationImpl& generation) {
     if (generation.call != nullptr && generation.call->phase == Sequence::Phase::kWaiting) {
       scheduler_.Remove(*generation.call);
     }
-    attention_ = true;
+    attention_ = changed_ = true;
   }
   wake_.notify_one();
 }
@@ -241,9 +301,55 @@ void EngineImpl::OnCaughtUp(GenerationImpl& generation) { Wake(); }
 void EngineImpl::Wake() {
   {
     const std::lock_guard lock(mutex_);
-    attention_ = true;
+    attention_ = changed_ = true;
   }
   wake_.notify_one();
+}
+
+void EngineImpl::OnSlotFreed() {
+  if (!starved_.load()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    changed_ = true;
+  }
+  wake_.notify_one();
+}
+
+absl::StatusOr<SlotHandle> EngineImpl::AcquireSlot() {
+  absl::StatusOr<SlotHandle> slot = pool_.Acquire();
+  while (!slot.ok() && cache_.GiveBack()) slot = pool_.Acquire();
+  return slot;
+}
+
+absl::Status EngineImpl::CopyOut(const ResidentState& state, std::span<std::byte> to) {
+  const int64_t bytes = pool_.layout().state_bytes();
+  if (static_cast<int64_t>(to.size()) != bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("%d bytes are given for a state; the model's have %d", to.size(), bytes));
+  }
+  if (!state.IsIn(pool_)) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("the state to be copied lies in slot %d of another pool", state.slot().slot));
+  }
+  return pool_.CopyOut(state.slot(), to);
+}
+
+absl::StatusOr<ResidentStatePtr> EngineImpl::CopyIn(std::span<const std::byte> from) {
+  const int64_t bytes = pool_.layout().state_bytes();
+  if (static_cast<int64_t>(from.size()) != bytes) {
+    return absl::InvalidArgumentError(
+        absl::StrFormat("a state of %d bytes is given; the model's have %d", from.size(), bytes));
+  }
+  const absl::StatusOr<SlotHandle> slot = AcquireSlot();
+  if (!slot.ok()) return slot.status();
+  auto state = std::make_shared<const ResidentState>(pool_, *slot);
+  if (absl::Status status = pool_.CopyIn(*slot, from); !status.ok()) return status;
+  return state;
+}
+
+void EngineImpl::SetSlotShortageCallback(std::function<void(int wanted)> callback) {
+  const std::lock_guard lock(mutex_);
+  on_slot_shortage_ = std::move(callback);
 }
 
 void EngineImpl::Drain(std::chrono::milliseconds timeout) {
@@ -251,7 +357,7 @@ void EngineImpl::Drain(std::chrono::milliseconds timeout) {
   draining_ = true;
   const auto idle = [this] { return calls_.empty() && !posting_; };
   if (idle_.wait_for(lock, timeout, idle)) return;
-  cut_ = true;
+  cut_ = changed_ = true;
   wake_.notify_one();
   idle_.wait(lock, idle);
 }
@@ -260,6 +366,11 @@ EngineStats EngineImpl::stats() const {
   const Clock::time_point now = Now();
   EngineStats stats;
   stats.slots = pool_.counts();
+  const PrefixCache::Stats cache = cache_.stats();
+  stats.prefix_cache_lookups = cache.lookups;
+  stats.prefix_cache_hits = cache.hits;
+  stats.prefix_cache_hit_tokens = cache.hit_tokens;
+  stats.prefix_cache_slots = cache.states;
   stats.steps = steps_.load(std::memory_order_relaxed);
   stats.seconds_since_step =
       Seconds(now - Clock::time_point(Clock::duration(last_step_.load(std::memory_order_relaxed))));
@@ -346,6 +457,24 @@ void EngineImpl::CollectEnded(Clock::time_point now) {
   }
 }
 
+// Lets in as many as there are slots for; how many slots the others lack.
+int EngineImpl::AdmitWaiting() {
+  const int wanted = scheduler_.admissible();
+  starved_.store(wanted > 0);
+  while (static_cast<int>(free_slots_.size()) < wanted) {
+    const absl::StatusOr<SlotHandle> slot = pool_.Acquire();
+    if (!slot.ok()) break;
+    free_slots_.push_back(*slot);
+  }
+  scheduler_.Admit(static_cast<int>(free_slots_.size()), admitted_);
+  EFLA_CHECK(admitted_.size() == free_slots_.size());
+  for (size_t i = 0; i < admitted_.size(); ++i) AsCall(admitted_[i]).slot = free_slots_[i];
+  free_slots_.clear();
+  const int missing = wanted - static_cast<int>(admitted_.size());
+  if (missing == 0) starved_.store(false);
+  return missing;
+}
+
 void EngineImpl::Sleep(std::unique_lock<std::mutex>& lock) {
   const Clock::time_point expiry = scheduler_.next_expiry();
   if (expiry == Clock::time_point::max()) {
@@ -362,8 +491,11 @@ void EngineImpl::Run() {
   busy_since_ = Now();
   for (;;) {
     const Clock::time_point now = Now();
+    int missing_slots = 0;
+    admitted_.clear();
     {
-      std::unique_lock lock(mutex_);
+      const std::lock_guard lock(mutex_);
+      changed_ = false;
       CollectEnded(now);
       if (left_.empty()) {
         posting_ = false;
@@ -371,35 +503,63 @@ void EngineImpl::Run() {
           idle_.notify_all();
           if (stopping_) return;
         }
-        admitted_.clear();
-        scheduler_.Admit(pool_.counts().free, admitted_);
-        scheduler_.Next(plan_);
-        // Every reason to go on is a field that this thread has just looked at under the lock, so none is
-        // missed.
-        if (plan_.empty()) {
-          Sleep(lock);
-          busy_since_ = Now();
-          continue;
-        }
+        missing_slots = AdmitWaiting();
       }
     }
-    if (left_.empty()) {
-      RunStep();
-    } else {
+    if (!left_.empty()) {
       FinishLeft();
+      continue;
+    }
+    LookUpPrefixes();
+    if (missing_slots > 0 && GiveBackCached(missing_slots)) continue;
+    {
+      std::unique_lock lock(mutex_);
+      scheduler_.Next(plan_);
+      if (plan_.empty() && !changed_) Sleep(lock);
+    }
+    if (plan_.empty()) {
+      busy_since_ = Now();
+    } else {
+      RunStep();
     }
   }
 }
 
-// Frees the slots first: whoever sees a call's end finds its slot free.
+// What the newly admitted need not compute.
+void EngineImpl::LookUpPrefixes() {
+  for (Sequence* sequence : admitted_) {
+    Call& call = AsCall(sequence);
+    if (call.blocks().empty()) continue;
+    // Scores are wanted of all positions, so all must be computed.
+    PrefixCache::Plan found = cache_.Look(call.blocks(), /*use=*/!call.request().prompt_logprobs);
+    call.base = std::move(found.state);
+    call.cuts = found.saves;
+    if (found.position > 0) call.SkipCached(found.position);
+  }
+}
+
+// Gives waiting requests slots of the prefix cache; false when it has none to give, and tells who may have
+// some.
+bool EngineImpl::GiveBackCached(int slots) {
+  bool any = false;
+  while (slots-- > 0 && cache_.GiveBack()) any = true;
+  if (!any && on_slot_shortage_) on_slot_shortage_(slots + 1);
+  return any;
+}
+
+// Frees the slots first: whoever sees a call's end finds its slots free, but for a state that it is to get.
 void EngineImpl::FinishLeft() {
   const Clock::time_point now = Now();
   for (const std::unique_ptr<Call>& call : left_) {
-    if (call->slot.slot >= 0) pool_.Release(call->slot);
+    call->base = nullptr;
+    for (const Call::Save& save : call->saves) cache_.Drop(call->block_before(save.position), save.id);
+    if (call->slot.slot >= 0 && !call->keeps_slot()) pool_.Release(call->slot);
   }
   for (const std::unique_ptr<Call>& call : left_) {
+    ResidentStatePtr state;
+    if (call->keeps_slot()) state = std::make_shared<const ResidentState>(pool_, call->slot);
     if (observer_ != nullptr) observer_->OnEnd(call->end->outcome, call->usage(), call->TimingAt(now));
-    call->Finish(now);
+    call->Finish(now, std::move(state));
     ready_.push_back(call->generation());
   }
   left_.clear();
@@ -408,18 +568,13 @@ void EngineImpl::FinishLeft() {
 }
 
 void EngineImpl::RunStep() {
-  for (Sequence* sequence : admitted_) {
-    absl::StatusOr<SlotHandle> slot = pool_.Acquire();
-    EFLA_CHECK(slot.ok());  // Admit was given the number of free slots, and only this thread takes any
-    AsCall(sequence).slot = *slot;
-  }
   const Clock::time_point start = Now();
   BuildStep(start);
   const Clock::time_point submitted = Now();
   model_.Submit({.tokens = tokens_,
-                 .num_decode = static_cast<int>(plan_.decode.size()),
-                 .decode_read_slot = decode_slots_,
-                 .decode_write_slot = decode_slots_,
+                 .num_decode = static_cast<int>(write_slots_.size()),
+                 .decode_read_slot = read_slots_,
+                 .decode_write_slot = write_slots_,
                  .segments = segments_,
                  .samples = samples_},
                 pool_);
@@ -428,7 +583,7 @@ void EngineImpl::RunStep() {
   last_step_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   steps_.fetch_add(1, std::memory_order_relaxed);
   if (observer_ != nullptr) {
-    observer_->OnStep({.decode_rows = static_cast<int>(plan_.decode.size()),
+    observer_->OnStep({.decode_rows = static_cast<int>(write_slots_.size()),
                        .prefill_tokens = plan_.prefill_tokens,
                        .sample_rows = static_cast<int>(samples_.size()),
                        .seconds = Seconds(now - submitted),
@@ -446,24 +601,55 @@ void EngineImpl::RunStep() {
   TakeResults(*output, now);
 }
 
+void EngineImpl::BeginCall(Call& call, Clock::time_point now) {
+  if (call.begun()) return;
+  call.Begin(now);
+  ready_.push_back(call.generation());
+}
+
+void EngineImpl::AddRecurrentRow(Call& call, Clock::time_point now) {
+  tokens_.push_back(call.next_token());
+  read_slots_.push_back(call.read_slot());
+  write_slots_.push_back(call.slot.slot);
+  BeginCall(call, now);
+}
+
+// The state that the call's prompt has reached goes to the prefix cache, to be published when it has proved
+// good, and the call goes on in another slot. Nothing is kept when there is none, or when requests wait for
+// one.
+void EngineImpl::SaveState(Call& call, int64_t position) {
+  if (!call.computed || starved_.load()) return;
+  const absl::StatusOr<SlotHandle> next = AcquireSlot();
+  if (!next.ok()) return;
+  EFLA_CHECK(!pool_.IsShared(call.slot));
+  call.base = std::make_shared<const ResidentState>(pool_, std::exchange(call.slot, *next));
+  if (const uint64_t id = cache_.Add(call.block_before(position), position, call.base); id != 0) {
+    call.saves.push_back({position, id});
+  }
+}
+
 void EngineImpl::BuildStep(Clock::time_point now) {
   tokens_.clear();
-  decode_slots_.clear();
+  read_slots_.clear();
+  write_slots_.clear();
   segments_.clear();
   samples_.clear();
   for (Sequence* sequence : plan_.decode) {
-    const Call& call = AsCall(sequence);
+    Call& call = AsCall(sequence);
     samples_.push_back(call.DrawRow(static_cast<int>(tokens_.size())));
-    tokens_.push_back(call.next_token());
-    decode_slots_.push_back(call.slot.slot);
+    AddRecurrentRow(call, now);
   }
+  for (Sequence* sequence : plan_.pending) AddRecurrentRow(AsCall(sequence), now);
   for (const StepPlan::Piece& piece : plan_.prefill) {
     Call& call = AsCall(piece.sequence);
     const std::vector<TokenId>& prompt = call.request().prompt;
     const int first_row = static_cast<int>(tokens_.size());
+    if (piece.begin > 0 && std::find(call.cuts.begin(), call.cuts.end(), piece.begin) != call.cuts.end()) {
+      SaveState(call, piece.begin);
+    }
     segments_.push_back({.token_begin = first_row,
                          .num_tokens = piece.num_tokens,
-                         .read_slot = piece.begin == 0 ? StatePool::kZeroSlot : call.slot.slot,
+                         .read_slot = call.read_slot(),
                          .write_slot = call.slot.slot});
     tokens_.insert(tokens_.end(), prompt.begin() + piece.begin,
                    prompt.begin() + piece.begin + piece.num_tokens);
@@ -471,10 +657,7 @@ void EngineImpl::BuildStep(Clock::time_point now) {
       samples_.push_back(call.ScoreRow(first_row + i, piece.begin + i + 1));
     }
     if (piece.last() && call.draws) samples_.push_back(call.DrawRow(first_row + piece.num_tokens - 1));
-    if (piece.begin == 0) {
-      call.Begin(now);
-      ready_.push_back(call.generation());
-    }
+    BeginCall(call, now);
   }
   EFLA_CHECK(static_cast<int>(samples_.size()) == plan_.sample_rows);
   delivery_.Enqueue(ready_);
@@ -492,10 +675,23 @@ void EngineImpl::TakeDraw(Call& call, const StepOutput& output, size_t row, Cloc
   }
 }
 
+// The last token before the first draw has been computed; `row` is its row, if the call draws.
+void EngineImpl::TakePromptEnd(Call& call, const StepOutput& output, size_t row, Clock::time_point now) {
+  if (call.draws && !call.wants_tokens()) call.AddCheck(output.rows[row]);
+  // Finite logits came from finite states, those of the prompt's beginning too: what is not finite stays so.
+  if (call.draws && !call.end && output.rows[row].finite && !call.generation()->cancelled()) {
+    for (const Call::Save& save : call.saves) cache_.Publish(call.block_before(save.position), save.id);
+  }
+  if (!call.end) call.AddPromptPiece(now);
+  if (!call.end) TakeDraw(call, output, row, now);
+}
+
 // The rows come in BuildStep's order. Text and stop strings are matched here, while the device has nothing to
 // do: a token's successor cannot be computed before it is known whether there is one.
 void EngineImpl::TakeResults(const StepOutput& output, Clock::time_point now) {
   const auto settle = [this](Call& call) {
+    call.base = nullptr;
+    call.computed = true;
     if (call.end) {
       due_.push_back(&call);
     } else if (call.TakeHasNews()) {
@@ -505,16 +701,26 @@ void EngineImpl::TakeResults(const StepOutput& output, Clock::time_point now) {
   size_t row = 0;
   for (Sequence* sequence : plan_.decode) {
     Call& call = AsCall(sequence);
-    TakeDraw(call, output, row++, now);
+    if (call.computed) {
+      TakeDraw(call, output, row++, now);
+    } else {
+      TakePromptEnd(call, output, row++, now);  // its pending token, and there was no prompt
+    }
+    settle(call);
+  }
+  for (Sequence* sequence : plan_.pending) {
+    Call& call = AsCall(sequence);
+    if (call.prompt_tokens == 0) call.AddPromptPiece(now);  // nothing is drawn either: that was all
     settle(call);
   }
   for (const StepPlan::Piece& piece : plan_.prefill) {
     Call& call = AsCall(piece.sequence);
     for (int i = NumScores(piece); i > 0; --i, ++row) call.AddScore(output.rows[row], TopOf(output, row));
-    if (!call.end) call.AddPromptPiece(now);
-    if (piece.last() && call.draws) {
-      if (!call.end) TakeDraw(call, output, row, now);
-      ++row;
+    if (piece.last()) {
+      TakePromptEnd(call, output, row, now);
+      row += call.draws ? 1 : 0;
+    } else if (!call.end) {
+      call.AddPromptPiece(now);
     }
     settle(call);
   }
@@ -536,7 +742,10 @@ absl::Status EngineOptions::Validate() const {
                                     {"max_undelivered_tokens", max_undelivered_tokens}}) {
     if (absl::Status status = AtLeast(name, value, 1); !status.ok()) return status;
   }
-  if (absl::Status status = AtLeast("max_new_tokens", max_new_tokens, 0); !status.ok()) return status;
+  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"max_new_tokens", max_new_tokens},
+                                    {"prefix_cache_slots", prefix_cache_slots}}) {
+    if (absl::Status status = AtLeast(name, value, 0); !status.ok()) return status;
+  }
   return AtLeast("slow_reader_timeout in ms", slow_reader_timeout.count(), 0);
 }
 

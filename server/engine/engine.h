@@ -3,9 +3,11 @@
 #define EFLA_SERVER_ENGINE_ENGINE_H_
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -14,6 +16,7 @@
 #include "model/state_pool.h"
 #include "model/tokenizer.h"
 #include "server/engine/generation.h"
+#include "server/engine/resident_state.h"
 
 namespace efla {
 
@@ -26,6 +29,8 @@ struct EngineOptions {
   int64_t max_new_tokens = 1 << 20;
   int max_undelivered_tokens = 512;  // a stream that holds more is parked until its reader catches up
   std::chrono::milliseconds slow_reader_timeout{30'000};  // parked longer: RESOURCE_EXHAUSTED
+  // Slots that the prefix cache may hold at most; they are given back whenever requests need them. 0: none.
+  int prefix_cache_slots = 0;
   std::vector<TokenId> eos_token_ids = {};  // end tokens beside the config's (generation_config.json)
   // The engine's time; null: Clock::now. With a clock that does not run by itself, call Engine::Wake after
   // moving it.
@@ -68,7 +73,10 @@ struct EngineStats {
   StatePool::Counts slots;
   uint64_t steps = 0;
   double seconds_since_step = 0;  // since the last step's results, or since the start
-  bool healthy = true;            // false after a device error: no request will be taken any more
+  // Of the prefix cache, since the start: prompts that asked it, those that found something, tokens found.
+  uint64_t prefix_cache_lookups = 0, prefix_cache_hits = 0, prefix_cache_hit_tokens = 0;
+  int prefix_cache_slots = 0;  // held now
+  bool healthy = true;         // false after a device error: no request will be taken any more
   bool draining = false;
 };
 
@@ -102,8 +110,19 @@ class Engine {
   // `timeout` has passed, then ends the rest with UNAVAILABLE.
   virtual void Drain(std::chrono::milliseconds timeout) = 0;
   virtual EngineStats stats() const = 0;
-  // Any thread. Has the engine look at its clock.
+  // Any thread. Has the engine look at its clock and at the pool.
   virtual void Wake() = 0;
+
+  // ---- States that outlive their calls ----
+
+  // Any thread; block for the copy but never hold up a step. `bytes`: StateLayout::state_bytes.
+  // RESOURCE_EXHAUSTED when no slot is free, INVALID_ARGUMENT when the size is not the model's.
+  virtual absl::Status CopyOut(const ResidentState& state, std::span<std::byte> to) = 0;
+  virtual absl::StatusOr<ResidentStatePtr> CopyIn(std::span<const std::byte> from) = 0;
+  // Called on the engine thread, before every step and sleep, while waiting requests lack `wanted` slots and
+  // the prefix cache has none to give back; must be quick. States that are then let go of, on any thread, let
+  // the requests in by themselves. Set before the first Submit.
+  virtual void SetSlotShortageCallback(std::function<void(int wanted)> callback) = 0;
 };
 
 }  // namespace efla

@@ -14,6 +14,7 @@
 #include "absl/status/status.h"
 #include "kernels/types.h"
 #include "model/sampling.h"
+#include "server/engine/resident_state.h"
 
 namespace efla {
 
@@ -22,8 +23,20 @@ using Clock = std::chrono::steady_clock;
 // What the engine is asked to do. Everything in it has been validated against the model by
 // Engine::Submit's checks; the prompt holds ids only.
 struct GenerationRequest {
-  std::string request_id;       // for logs; the engine makes its own key
-  std::vector<TokenId> prompt;  // at least one token, taken as it is
+  std::string request_id;  // for logs; the engine makes its own key
+  // What the call continues; null: nothing, the zero state.
+  ResidentStatePtr start;
+  // Drawn by an earlier call on `start` and not fed yet: fed first, in the recurrent form. Needs `start`.
+  std::optional<TokenId> pending_token;
+  // Taken as it is, in the chunkwise form; its chunk grid begins with its first token. May be empty only with
+  // a pending token, whose logits then give the first draw.
+  std::vector<TokenId> prompt;
+  bool continues_text = false;  // `start` holds text: the output keeps the space of its first piece
+  bool keep_state = false;      // Generation::TakeFinalState gives the state at the end
+  // Where `start` is null: states of the prompt's beginning may be taken from and kept in the prefix cache.
+  // Requests see only what was kept under their own salt.
+  bool use_prefix_cache = true;
+  std::string prefix_cache_salt;
   SamplingParams sampling;
   StopParams stopping;
   bool include_stop = false;        // keep a matched stop string in the text
@@ -45,7 +58,8 @@ struct TokenOutput {
 };
 
 struct Usage {
-  int64_t prompt_tokens = 0;
+  int64_t prompt_tokens = 0;      // of the request; a pending token does not count
+  int64_t cached_tokens = 0;      // of these, taken from the prefix cache
   int64_t completion_tokens = 0;  // drawn tokens, an end token included
 };
 
@@ -84,6 +98,15 @@ struct FinishedEvent {  // last; not sent when the call ends in an error
 };
 using Event = std::variant<AcceptedEvent, ProgressEvent, DeltaEvent, FinishedEvent>;
 
+// Where a call with keep_state ended.
+struct FinalState {
+  // Covers `start`, the pending token, the first prompt_tokens of the prompt, and all of `drawn` but the
+  // last. Null when nothing was computed.
+  ResidentStatePtr state;
+  int64_t prompt_tokens = 0;
+  std::vector<TokenId> drawn;  // the last one has not been fed: it is the next call's pending token
+};
+
 // Shared by the call's reactor and the engine thread.
 class Generation {
  public:
@@ -95,6 +118,10 @@ class Generation {
   // after a FinishedEvent. Errors: CANCELLED, DEADLINE_EXCEEDED, INTERNAL (non-finite logits, device),
   // UNAVAILABLE (shutdown), RESOURCE_EXHAUSTED (the reader was too slow for too long).
   virtual std::optional<absl::Status> TakeEnd() = 0;
+  // Any thread, once, when a FinishedEvent has been taken or the call has ended otherwise, cancelled or
+  // expired calls included. Nullopt without keep_state, and for calls whose state is of no use: never begun,
+  // non-finite logits, a device error.
+  virtual std::optional<FinalState> TakeFinalState() = 0;
   // Any thread, any number of times. The engine drops the sequence before its next step.
   virtual void Cancel() = 0;
   // Any thread. Tokens drawn so far, for the accounting of aborted calls.

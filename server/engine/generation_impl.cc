@@ -38,6 +38,11 @@ std::optional<absl::Status> GenerationImpl::TakeEnd() {
   return *end_;
 }
 
+std::optional<FinalState> GenerationImpl::TakeFinalState() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(final_state_, std::nullopt);
+}
+
 void GenerationImpl::Cancel() {
   const std::lock_guard lock(mutex_);
   cancelled_.store(true, std::memory_order_release);
@@ -46,6 +51,7 @@ void GenerationImpl::Cancel() {
 
 Usage GenerationImpl::usage() const {
   return {.prompt_tokens = prompt_tokens_,
+          .cached_tokens = cached_tokens_.load(std::memory_order_relaxed),
           .completion_tokens = completion_tokens_.load(std::memory_order_relaxed)};
 }
 
@@ -80,10 +86,11 @@ void GenerationImpl::PushFinished(FinishedEvent&& event) {
   finished_ = std::move(event);
 }
 
-void GenerationImpl::End(absl::Status status) {
+void GenerationImpl::End(absl::Status status, std::optional<FinalState> final_state) {
   const std::lock_guard lock(mutex_);
   EFLA_CHECK(!end_);
   end_ = std::move(status);
+  final_state_ = std::move(final_state);
   owner_ = nullptr;
 }
 

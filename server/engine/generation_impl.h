@@ -36,6 +36,7 @@ class GenerationImpl final : public Generation {
   // Generation, any thread.
   std::optional<Event> TakeEvent() override;
   std::optional<absl::Status> TakeEnd() override;
+  std::optional<FinalState> TakeFinalState() override;
   void Cancel() override;
   Usage usage() const override;
 
@@ -47,7 +48,8 @@ class GenerationImpl final : public Generation {
   bool PushDelta(DeltaEvent&& event);
   void PushFinished(FinishedEvent&& event);
   // The last push. The owner will not be called any more.
-  void End(absl::Status status);
+  void End(absl::Status status, std::optional<FinalState> final_state);
+  void SetCachedTokens(int64_t tokens) { cached_tokens_.store(tokens, std::memory_order_relaxed); }
   void CountToken() { completion_tokens_.fetch_add(1, std::memory_order_relaxed); }
 
   // Any thread.
@@ -63,6 +65,7 @@ class GenerationImpl final : public Generation {
 
   const int64_t prompt_tokens_;
   const int max_undelivered_tokens_;
+  std::atomic<int64_t> cached_tokens_{0};
   std::atomic<int64_t> completion_tokens_{0};
   std::atomic<bool> cancelled_{false};
   std::atomic<bool> lagging_{false};
@@ -81,6 +84,7 @@ class GenerationImpl final : public Generation {
   std::optional<DeltaEvent> delta_;
   std::optional<FinishedEvent> finished_;
   std::optional<absl::Status> end_;
+  std::optional<FinalState> final_state_;
 };
 
 }  // namespace efla

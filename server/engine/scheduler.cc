@@ -11,6 +11,17 @@ namespace {
 
 int64_t RoundDownToChunk(int64_t tokens) { return tokens / kChunkTokens * kChunkTokens; }
 
+// The sequence's first own cut behind the prompt's token `begin`.
+int64_t NextCut(const Sequence& sequence, int64_t begin) {
+  int64_t next = sequence.prompt_tokens;
+  for (const int64_t cut : sequence.cuts) {
+    if (cut > begin) next = std::min(next, cut);
+  }
+  return next;
+}
+
+bool CaughtUp(const Sequence& parked) { return parked.parked_until == Clock::time_point::max(); }
+
 }  // namespace
 
 Scheduler::Scheduler(const Options& options) : options_(options) {
@@ -19,7 +30,8 @@ Scheduler::Scheduler(const Options& options) : options_(options) {
 }
 
 absl::Status Scheduler::Enqueue(Sequence& sequence) {
-  EFLA_CHECK(sequence.phase == Sequence::Phase::kOutside && sequence.prompt_tokens > 0);
+  EFLA_CHECK(sequence.phase == Sequence::Phase::kOutside);
+  EFLA_CHECK(sequence.prompt_tokens > 0 || (sequence.prompt_tokens == 0 && sequence.has_pending));
   if (waiting() >= options_.max_queue) {
     return absl::ResourceExhaustedError(absl::StrFormat(
         "the queue is full: %d requests wait; the limit is %d", waiting(), options_.max_queue));
@@ -36,10 +48,17 @@ absl::Status Scheduler::Enqueue(Sequence& sequence) {
   return absl::OkStatus();
 }
 
+int Scheduler::admissible() const {
+  const int64_t places = options_.max_running - running() -
+                         std::count_if(parked_.begin(), parked_.end(),
+                                       [](const Sequence* sequence) { return CaughtUp(*sequence); });
+  return static_cast<int>(std::clamp<int64_t>(places, 0, waiting()));
+}
+
 void Scheduler::Admit(int free_slots, std::vector<Sequence*>& admitted) {
   for (auto it = parked_.begin(); it != parked_.end() && running() < options_.max_running;) {
     Sequence& sequence = **it;
-    if (sequence.parked_until != Clock::time_point::max()) {
+    if (!CaughtUp(sequence)) {
       ++it;
       continue;
     }
@@ -51,7 +70,13 @@ void Scheduler::Admit(int free_slots, std::vector<Sequence*>& admitted) {
     Sequence& sequence = *waiting_.front();
     waiting_.pop_front();
     queued_tokens_ -= sequence.prompt_tokens;
-    sequence.phase = Sequence::Phase::kPrefill;
+    if (!sequence.has_pending) {
+      sequence.phase = Sequence::Phase::kPrefill;
+    } else if (sequence.prompt_tokens == 0 && sequence.draws) {
+      sequence.phase = Sequence::Phase::kDecode;
+    } else {
+      sequence.phase = Sequence::Phase::kPending;
+    }
     sequence.served_step = step_;
     running_.push_back(&sequence);
     admitted.push_back(&sequence);
@@ -61,7 +86,9 @@ void Scheduler::Admit(int free_slots, std::vector<Sequence*>& admitted) {
 
 void Scheduler::Take(Sequence& sequence, int64_t limit) {
   const int64_t rest = sequence.prompt_tokens - sequence.prompt_done - sequence.step_tokens;
-  int64_t tokens = std::min({rest, limit, tokens_left_});
+  const int64_t to_cut =
+      NextCut(sequence, sequence.prompt_done) - sequence.prompt_done - sequence.step_tokens;
+  int64_t tokens = std::min({rest, to_cut, limit, tokens_left_});
   if (sequence.scores_prompt) tokens = std::min(tokens, rows_left_);
   if (tokens == rest && !sequence.scores_prompt && sequence.draws && rows_left_ == 0) --tokens;
   if (tokens < rest) tokens = RoundDownToChunk(tokens);
@@ -77,6 +104,7 @@ void Scheduler::Take(Sequence& sequence, int64_t limit) {
 
 void Scheduler::Next(StepPlan& plan) {
   plan.decode.clear();
+  plan.pending.clear();
   plan.prefill.clear();
   plan.prefill_tokens = 0;
   plan.sample_rows = 0;
@@ -85,17 +113,20 @@ void Scheduler::Next(StepPlan& plan) {
   for (Sequence* sequence : running_) {
     if (sequence->phase == Sequence::Phase::kDecode) {
       plan.decode.push_back(sequence);
+    } else if (sequence->phase == Sequence::Phase::kPending) {
+      plan.pending.push_back(sequence);
+      sequence->phase = sequence->prompt_tokens > 0 ? Sequence::Phase::kPrefill : Sequence::Phase::kDecode;
     } else {
       sequence->step_tokens = 0;
       prompts_.push_back(sequence);
     }
   }
-  const int64_t num_decode = static_cast<int64_t>(plan.decode.size());
-  plan.sample_rows = static_cast<int>(num_decode);
+  const int64_t num_recurrent = static_cast<int64_t>(plan.decode.size() + plan.pending.size());
+  plan.sample_rows = static_cast<int>(plan.decode.size());
   if (prompts_.empty()) return;
 
-  tokens_left_ = std::max<int64_t>(options_.max_batch_tokens - num_decode, kChunkTokens);
-  rows_left_ = options_.max_samples - num_decode;
+  tokens_left_ = std::max<int64_t>(options_.max_batch_tokens - num_recurrent, kChunkTokens);
+  rows_left_ = options_.max_samples - plan.sample_rows;
   Sequence& oldest = *prompts_.front();
   if (prompts_.size() > 1) {
     const int64_t most = oldest.scores_prompt ? std::min(tokens_left_, rows_left_) : tokens_left_;
@@ -151,6 +182,7 @@ void Scheduler::Remove(Sequence& sequence) {
       waiting_.erase(sequence.place);
       queued_tokens_ -= sequence.prompt_tokens;
       break;
+    case Sequence::Phase::kPending:
     case Sequence::Phase::kPrefill:
     case Sequence::Phase::kDecode:
       std::erase(running_, &sequence);

@@ -4,27 +4,28 @@
 //
 // The rules:
 //  * Waiting sequences are admitted first come, first served, as long as there is a state slot and a place in
-//  the
-//    batch (max_running). A parked sequence keeps its slot and gives its place away; when its reader has
+//    the batch (max_running). A parked sequence keeps its slot and gives its place away; when its reader has
 //    caught up it takes the next free place, before any waiting sequence.
-//  * A step holds one token of every decoding sequence, and then pieces of prompts. The pieces share
-//    max(max_batch_tokens - decoding sequences, kChunkTokens) tokens: running streams bound what prompts may
-//    take, yet a prompt always advances. A step never exceeds max(max_batch_tokens, max_running +
-//    kChunkTokens) tokens.
+//  * A step holds one token of every decoding sequence, the pending token of every sequence that begins with
+//    one, and then pieces of prompts. The pieces share max(max_batch_tokens - tokens before them,
+//    kChunkTokens) tokens: running streams bound what prompts may take, yet a prompt always advances. A step
+//    never exceeds max(max_batch_tokens, max_running + kChunkTokens) tokens.
+//  * A pending token goes into the first step after admission, alone: a step may not write a slot twice, so
+//    the prompt begins with the step after it. Where there is no prompt, the sequence decodes from the start,
+//    and the pending token is the first that it feeds.
 //  * A prompt is cut only on multiples of kChunkTokens from its start, so its arithmetic does not depend on
-//  how it
-//    was cut; its last piece may be ragged.
+//    how it was cut; its last piece may be ragged. A piece ends at each of the sequence's own cuts.
 //  * A prompt alone takes all it can. Where several are under way, the oldest has half of the whole chunks
-//  that fit
-//    (the odd chunk is its own every other step), and the others are dealt one chunk each in turn, the
-//    longest unserved first, until nothing fits; what is left goes to the oldest. So among n prompts each
+//    that fit (the odd chunk is its own every other step), and the others are dealt one chunk each in turn,
+//    the longest unserved first, until nothing fits; what is left goes to the oldest. So among n prompts each
 //    gets a chunk at least every 2 (n - 1) steps, and the oldest ends about as soon as if it were alone with
 //    half the budget.
 //  * A prompt to be scored needs a sample row a token; its pieces shrink, on the grid, to the rows that are
-//  left.
+//    left.
 #ifndef EFLA_SERVER_ENGINE_SCHEDULER_H_
 #define EFLA_SERVER_ENGINE_SCHEDULER_H_
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <list>
@@ -38,16 +39,23 @@ namespace efla {
 // What the scheduler knows of a sequence. The owner embeds it, sets the first group before Enqueue and keeps
 // the object alive and in place until the scheduler has let go of it (Remove, TakeExpired).
 struct Sequence {
-  int64_t prompt_tokens = 0;   // >= 1
+  bool has_pending = false;    // a token to be fed before the prompt
+  int64_t prompt_tokens = 0;   // >= 1, or 0 with a pending token
   bool scores_prompt = false;  // one sample row for every prompt token but the last
-  bool draws = true;           // one sample row on the last prompt token, then one a step
+  bool draws = true;           // one sample row on the last token of what it begins with, then one a step
   Clock::time_point submitted;
   Clock::time_point expires =
       Clock::time_point::max();  // the earlier of its deadline and its time budget's end
 
-  enum class Phase { kOutside, kWaiting, kPrefill, kDecode, kParked };
+  // kPending: its pending token goes into the next step, and a prompt follows.
+  enum class Phase { kOutside, kWaiting, kPending, kPrefill, kDecode, kParked };
   Phase phase = Phase::kOutside;
-  int64_t prompt_done = 0;  // prompt tokens in this and earlier steps
+  // Prompt tokens in this and earlier steps. The owner may set it, to a multiple of kChunkTokens below
+  // prompt_tokens, between Admit and the next step: the tokens before it need not be computed.
+  int64_t prompt_done = 0;
+  // Where pieces of the prompt must end; multiples of kChunkTokens, 0: none. The owner may set them between
+  // Admit and the next step.
+  std::array<int64_t, 2> cuts{};
   Clock::time_point parked_until =
       Clock::time_point::max();          // kParked and not caught up: when its reader's time is up
   uint64_t served_step = 0;              // the last step that held a piece of its prompt
@@ -63,11 +71,12 @@ struct StepPlan {
     int num_tokens;
     bool last() const { return begin + num_tokens == sequence->prompt_tokens; }
   };
-  std::vector<Sequence*> decode;
-  std::vector<Piece> prefill;  // oldest sequence first
+  std::vector<Sequence*> decode;   // one token and one sample row each
+  std::vector<Sequence*> pending;  // one token each, no sample row
+  std::vector<Piece> prefill;      // oldest sequence first
   int prefill_tokens = 0;
   int sample_rows = 0;
-  bool empty() const { return decode.empty() && prefill.empty(); }
+  bool empty() const { return decode.empty() && pending.empty() && prefill.empty(); }
 };
 
 class Scheduler {
@@ -86,6 +95,8 @@ class Scheduler {
   // prompt longer than max_queued_tokens still fits into an empty queue.
   absl::Status Enqueue(Sequence& sequence);
 
+  // How many waiting sequences Admit would admit if there were slots enough.
+  int admissible() const;
   // Gives free places in the batch to caught-up and then to waiting sequences, the latter while `free_slots`
   // last. Appends the newly admitted to `admitted`; each of them needs a slot before the next step.
   void Admit(int free_slots, std::vector<Sequence*>& admitted);

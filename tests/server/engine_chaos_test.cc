@@ -1,12 +1,14 @@
-// Thousands of generations opened, streamed, cancelled, expired and abandoned at random from several threads.
-// What must hold: each gets exactly one end, of a kind that it may have; nothing stays in the pool; what ends
-// well is right.
+// Thousands of generations opened, continued, streamed, cancelled, expired and abandoned at random from
+// several threads, with states kept beyond their calls, copied to the host and back, and a prefix cache. What
+// must hold: each gets exactly one end, of a kind that it may have; nothing stays in the pool but what the
+// cache holds; what ends well is right, and so is what is continued.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
@@ -27,7 +29,8 @@ constexpr int kMaxTokens = 24;
 using Outcome = EngineObserver::Outcome;
 
 struct Tally {
-  std::atomic<int> ok{0}, cancelled{0}, deadline{0}, slow{0}, refused{0}, unavailable{0}, abandoned{0};
+  std::atomic<int> ok{0}, cancelled{0}, deadline{0}, slow{0}, refused{0}, unavailable{0}, abandoned{0},
+      continued{0};
 };
 
 class Worker {
@@ -48,7 +51,9 @@ class Worker {
     std::shared_ptr<Reader> reader;
     std::shared_ptr<Generation> generation;
     int prompt = 0;
+    size_t drawn_before = 0;  // tokens of the story that an earlier call drew
     bool may_be_cancelled = false, may_expire = false, paused = false, has_budget = false;
+    bool continues = false, keeps = false;
   };
 
   void Act() {
@@ -70,6 +75,38 @@ class Worker {
     }
   }
 
+  // What a call for a prompt left when it had enough or was cut.
+  struct Left {
+    int prompt = 0;
+    FinalState state;
+  };
+
+  GenerationRequest Continue(Call& call) {
+    const Left left = *std::exchange(left_, std::nullopt);
+    ++tally_.continued;
+    call.continues = true;
+    call.prompt = left.prompt;
+    call.drawn_before = left.state.drawn.size();
+    const std::vector<TokenId> prompt = SomePrompt(1 + left.prompt * 17, left.prompt);
+    GenerationRequest request = Greedy({prompt.begin() + left.state.prompt_tokens, prompt.end()},
+                                       kMaxTokens - static_cast<int64_t>(call.drawn_before));
+    request.start = random_() % 2 == 0 ? left.state.state : ThroughTheHost(left.state.state);
+    if (call.drawn_before > 0) request.pending_token = left.state.drawn.back();
+    return request;
+  }
+  ResidentStatePtr ThroughTheHost(const ResidentStatePtr& state) {
+    absl::StatusOr<ResidentStatePtr> copy = rig_.engine->CopyIn(rig_.BytesOf(*state));
+    return copy.ok() ? *std::move(copy) : state;  // no slot is free
+  }
+  void Keep(const Call& call, FinalState state) {
+    ASSERT_NE(state.state, nullptr);
+    const std::vector<TokenId>& story = stories_[call.prompt];
+    const auto from = story.begin() + static_cast<int64_t>(call.drawn_before);
+    ASSERT_LE(call.drawn_before + state.drawn.size(), story.size());
+    EXPECT_TRUE(std::equal(state.drawn.begin(), state.drawn.end(), from));
+    if (!call.continues && state.drawn.size() < story.size()) left_ = Left{call.prompt, std::move(state)};
+  }
+
   GenerationRequest Request(int prompt) {
     GenerationRequest request = Greedy(SomePrompt(1 + prompt * 17, prompt), 1 + random_() % kMaxTokens);
     request.progress = random_() % 3 == 0;
@@ -83,6 +120,11 @@ class Worker {
     call.paused = random_() % 6 == 0;
     call.reader = Reader::Make(call.paused);
     GenerationRequest request = Request(call.prompt);
+    if (left_ && random_() % 2 == 0) request = Continue(call);
+    // A state that nobody has taken yet holds a slot: one a worker, so that there are always some left.
+    const auto keeps = [](const Call& other) { return other.keeps; };
+    request.keep_state = !left_ && random_() % 2 == 0 && std::none_of(calls_.begin(), calls_.end(), keeps);
+    call.keeps = request.keep_state;
     if (random_() % 5 == 0) {
       call.may_expire = true;
       request.deadline = Clock::now() + std::chrono::microseconds(random_() % 20'000);
@@ -123,8 +165,12 @@ class Worker {
     // Whatever was delivered is the beginning of what the model says.
     const std::vector<TokenId> ids = result.ids();
     const std::vector<TokenId>& story = stories_[call.prompt];
-    ASSERT_LE(ids.size(), story.size());
-    EXPECT_TRUE(std::equal(ids.begin(), ids.end(), story.begin())) << "prompt " << call.prompt;
+    ASSERT_LE(call.drawn_before + ids.size(), story.size());
+    EXPECT_TRUE(std::equal(ids.begin(), ids.end(), story.begin() + static_cast<int64_t>(call.drawn_before)))
+        << "prompt " << call.prompt << " from " << call.drawn_before;
+    std::optional<FinalState> final_state = call.generation->TakeFinalState();
+    EXPECT_TRUE(call.keeps || !final_state);
+    if (final_state) Keep(call, *std::move(final_state));
     switch (result.status.code()) {
       case absl::StatusCode::kOk:
         ++tally_.ok;
@@ -156,6 +202,7 @@ class Worker {
   std::mt19937 random_;
   Tally& tally_;
   std::vector<Call> calls_;
+  std::optional<Left> left_;  // one at most, so that slots are left
 };
 
 TEST(EngineChaosTest, RandomLivesLeaveNothingBehind) {
@@ -167,7 +214,9 @@ TEST(EngineChaosTest, RandomLivesLeaveNothingBehind) {
       stories.push_back(calm.Run(Greedy(SomePrompt(1 + prompt * 17, prompt), kMaxTokens)).ids());
     }
   }
-  RigOptions options{.slots = 6};
+  constexpr int kSlots = 10;
+  RigOptions options{.slots = kSlots};
+  options.engine.prefix_cache_slots = 3;
   options.engine.max_queue = 24;
   options.engine.max_running = 5;
   options.engine.max_undelivered_tokens = 6;
@@ -185,8 +234,10 @@ TEST(EngineChaosTest, RandomLivesLeaveNothingBehind) {
       const EngineStats stats = rig.engine->stats();
       EXPECT_LE(stats.running, 5);
       EXPECT_LE(stats.waiting, 24);
-      EXPECT_LE(stats.parked + stats.running, 6);
-      EXPECT_EQ(stats.slots.live + stats.slots.free, 6);
+      EXPECT_LE(stats.parked + stats.running, kSlots);
+      EXPECT_LE(stats.prefix_cache_slots, 3);
+      EXPECT_EQ(stats.slots.live + stats.slots.free, kSlots);
+      EXPECT_EQ(stats.slots.shared, 0);
       std::this_thread::yield();
     }
   });
@@ -196,18 +247,21 @@ TEST(EngineChaosTest, RandomLivesLeaveNothingBehind) {
   watcher.join();
 
   const EngineStats stats = rig.engine->stats();
-  EXPECT_EQ(stats.slots.free, 6);
+  EXPECT_EQ(stats.slots.free + stats.prefix_cache_slots, kSlots);
   EXPECT_EQ(stats.running + stats.waiting + stats.parked, 0);
   EXPECT_EQ(stats.queued_prompt_tokens, 0);
   EXPECT_EQ(rig.counter.all_ends(), rig.submitted);
   EXPECT_EQ(rig.counter.ended(Outcome::kError), 0);
-  std::printf("%d ok, %d cancelled, %d expired, %d too slow, %d refused, %d abandoned; %ld steps\n",
-              tally.ok.load(), tally.cancelled.load(), tally.deadline.load(), tally.slow.load(),
-              tally.refused.load(), tally.abandoned.load(), static_cast<long>(rig.counter.steps.load()));
+  std::printf(
+      "%d ok, %d cancelled, %d expired, %d too slow, %d refused, %d abandoned, %d continued; %ld steps\n",
+      tally.ok.load(), tally.cancelled.load(), tally.deadline.load(), tally.slow.load(), tally.refused.load(),
+      tally.abandoned.load(), tally.continued.load(), static_cast<long>(rig.counter.steps.load()));
   // The mixture must be one: a run that is all of a kind tests little.
   EXPECT_GT(tally.ok, 100);
   EXPECT_GT(tally.cancelled, 50);
   EXPECT_GT(tally.deadline, 5);
+  EXPECT_GT(tally.continued, 20);
+  EXPECT_GT(stats.prefix_cache_hits, 10u);
   EXPECT_EQ(tally.unavailable, 0);
 }
 

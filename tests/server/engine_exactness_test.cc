@@ -1,11 +1,9 @@
 // The product's claim: a request's tokens and log-probabilities are a function of the request alone.
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <ostream>
 #include <random>
 #include <string>
 #include <thread>
@@ -75,33 +73,6 @@ INSTANTIATE_TEST_SUITE_P(Checkpoints, EngineGoldenTest,
                          [](const testing::TestParamInfo<std::string>& param) { return param.param; });
 
 // ---- Against itself ----
-
-// Tokens and log-probabilities as bits.
-struct Bits {
-  std::vector<std::pair<TokenId, uint32_t>> drawn, scored;
-  friend bool operator==(const Bits&, const Bits&) = default;
-  friend std::ostream& operator<<(std::ostream& out, const Bits& bits) {
-    for (const auto* list : {&bits.drawn, &bits.scored}) {
-      for (const auto& [token, logprob] : *list) out << token << ":" << std::bit_cast<float>(logprob) << " ";
-      out << "| ";
-    }
-    return out;
-  }
-};
-
-Bits BitsOf(const Result& result) {
-  EXPECT_TRUE(result.status.ok()) << result.status;
-  Bits bits;
-  const auto add = [](const std::vector<TokenOutput>& from, std::vector<std::pair<TokenId, uint32_t>>& to) {
-    for (const TokenOutput& token : from) {
-      to.emplace_back(token.token, std::bit_cast<uint32_t>(token.logprob));
-      for (const auto& [id, logprob] : token.top) to.emplace_back(id, std::bit_cast<uint32_t>(logprob));
-    }
-  };
-  add(result.tokens, bits.drawn);
-  if (result.finished) add(result.finished->prompt_logprobs, bits.scored);
-  return bits;
-}
 
 // The requests whose results may not depend on anything else.
 std::vector<GenerationRequest> Subjects() {

@@ -6,11 +6,15 @@
 
 #include <array>
 #include <atomic>
+#include <bit>
 #include <condition_variable>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <ostream>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,6 +58,40 @@ struct Result {
     for (const TokenOutput& token : tokens) ids.push_back(token.token);
     return ids;
   }
+};
+
+// Tokens and log-probabilities as bits.
+struct Bits {
+  std::vector<std::pair<TokenId, uint32_t>> drawn, scored;
+  friend bool operator==(const Bits&, const Bits&) = default;
+  friend std::ostream& operator<<(std::ostream& out, const Bits& bits) {
+    for (const auto* list : {&bits.drawn, &bits.scored}) {
+      for (const auto& [token, logprob] : *list) out << token << ":" << std::bit_cast<float>(logprob) << " ";
+      out << "| ";
+    }
+    return out;
+  }
+};
+
+inline void AddBits(const std::vector<TokenOutput>& from, std::vector<std::pair<TokenId, uint32_t>>& to) {
+  for (const TokenOutput& token : from) {
+    to.emplace_back(token.token, std::bit_cast<uint32_t>(token.logprob));
+    for (const auto& [id, logprob] : token.top) to.emplace_back(id, std::bit_cast<uint32_t>(logprob));
+  }
+}
+
+inline Bits BitsOf(const Result& result) {
+  EXPECT_TRUE(result.status.ok()) << result.status;
+  Bits bits;
+  AddBits(result.tokens, bits.drawn);
+  if (result.finished) AddBits(result.finished->prompt_logprobs, bits.scored);
+  return bits;
+}
+
+// A call with keep_state that has ended, and what it left.
+struct Kept {
+  Result result;
+  std::optional<FinalState> state;
 };
 
 // Takes a generation's events in its ready callback, as a reactor does. Shared, for the callback may outlive
@@ -215,6 +253,18 @@ class EngineRig {
     const std::shared_ptr<Reader> reader = Reader::Make();
     const std::shared_ptr<Generation> generation = Submit(std::move(request), reader);
     return reader->Wait();
+  }
+  Kept RunKept(GenerationRequest request) {
+    request.keep_state = true;
+    const std::shared_ptr<Reader> reader = Reader::Make();
+    const std::shared_ptr<Generation> generation = Submit(std::move(request), reader);
+    Result result = reader->Wait();
+    return {std::move(result), generation->TakeFinalState()};
+  }
+  std::vector<std::byte> BytesOf(const ResidentState& state) {
+    std::vector<std::byte> bytes(static_cast<size_t>(pool->layout().state_bytes()));
+    EXPECT_TRUE(engine->CopyOut(state, bytes).ok());
+    return bytes;
   }
   absl::Status Refusal(GenerationRequest request) {
     const std::shared_ptr<Reader> reader = Reader::Make();

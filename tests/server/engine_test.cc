@@ -455,6 +455,7 @@ TEST(EngineTest, BadOptionsAreRefusedByName) {
   EXPECT_TRUE(Mentions(start({.max_batch_tokens = 100}), "max_batch_tokens is 100"));
   EXPECT_TRUE(Mentions(start({.max_running = 0}), "max_running is 0"));
   EXPECT_TRUE(Mentions(start({.max_queue = 0}), "max_queue is 0"));
+  EXPECT_TRUE(Mentions(start({.prefix_cache_slots = -1}), "prefix_cache_slots is -1"));
   EXPECT_TRUE(Mentions(start({.max_batch_tokens = 256}), "the model was loaded with max_tokens 128"));
 }
 

@@ -30,6 +30,16 @@ struct Table {
     EXPECT_TRUE(scheduler.Enqueue(sequence).ok());
     return sequence;
   }
+  // One that begins with a pending token.
+  Sequence& QueuePending(int64_t prompt_tokens, bool draws = true) {
+    Sequence& sequence = sequences.emplace_back();
+    sequence.has_pending = true;
+    sequence.prompt_tokens = prompt_tokens;
+    sequence.draws = draws;
+    sequence.submitted = kStart;
+    EXPECT_TRUE(scheduler.Enqueue(sequence).ok());
+    return sequence;
+  }
   // A sequence that is decoding: its prompt of one token was in a step of its own.
   Sequence& Decoding() {
     Sequence& sequence = Queue(1);
@@ -48,11 +58,13 @@ struct Table {
     }
     return -1;
   }
-  // The next step in short: "d0 d1 2:0+64 3:128+10" is decode rows of 0 and 1, and two pieces.
+  // The next step in short: "d0 d1 p4 2:0+64 3:128+10" is decode rows of 0 and 1, the pending token of 4, and
+  // two pieces.
   std::string Next() {
     scheduler.Next(plan);
     std::string text;
     for (const Sequence* sequence : plan.decode) text += absl::StrFormat("d%d ", NameOf(sequence));
+    for (const Sequence* sequence : plan.pending) text += absl::StrFormat("p%d ", NameOf(sequence));
     for (const StepPlan::Piece& piece : plan.prefill) {
       text += absl::StrFormat("%d:%d+%d ", NameOf(piece.sequence), piece.begin, piece.num_tokens);
     }
@@ -200,6 +212,89 @@ TEST(SchedulerTest, ArrivalsStarveNobody) {
   EXPECT_LT(steps, 200);
 }
 
+TEST(SchedulerTest, PendingTokenGoesFirstAndAlone) {
+  Table table(Small());
+  table.QueuePending(100);
+  table.Queue(70);
+  table.Admit();
+  EXPECT_EQ(table.Next(), "p0 1:0+70");  // the slot that the token writes is the one that the prompt reads
+  EXPECT_EQ(table.plan.sample_rows, 1);
+  EXPECT_EQ(table.plan.prefill_tokens, 70);
+  EXPECT_EQ(table.Next(), "d1 0:0+100");
+  EXPECT_EQ(table.plan.sample_rows, 2);
+  EXPECT_EQ(table.Next(), "d0 d1");
+}
+
+TEST(SchedulerTest, PendingTokenWithoutAPromptIsADecodeRow) {
+  Table table(Small());
+  table.QueuePending(0);
+  table.QueuePending(0, /*draws=*/false);
+  table.Admit();
+  EXPECT_EQ(table.Next(), "d0 p1");
+  EXPECT_EQ(table.plan.sample_rows, 1);
+  table.scheduler.Remove(table.sequences[1]);  // its owner wanted no more
+  EXPECT_EQ(table.Next(), "d0");
+}
+
+TEST(SchedulerTest, PendingTokensComeOutOfTheBudget) {
+  Table table(Small());
+  table.Decoding();
+  table.QueuePending(400);
+  table.Queue(400);
+  table.Admit();
+  EXPECT_EQ(table.Next(), "d0 p1 2:0+192");
+  EXPECT_EQ(table.plan.sample_rows, 1);
+  EXPECT_EQ(table.Next(), "d0 1:0+128 2:192+64");
+}
+
+TEST(SchedulerTest, PendingSequencesMayBeRemovedAndExpire) {
+  Table table(Small());
+  Sequence& first = table.QueuePending(100);
+  Sequence& second = table.QueuePending(0);
+  second.expires = kStart + seconds(1);
+  table.Admit();
+  EXPECT_EQ(first.phase, Phase::kPending);
+  table.scheduler.Remove(first);
+  EXPECT_EQ(table.scheduler.running(), 1);
+  EXPECT_EQ(table.Next(), "d1");
+}
+
+TEST(SchedulerTest, PiecesEndAtTheSequencesOwnCuts) {
+  Table table(Small());
+  Sequence& sequence = table.Queue(600);
+  table.Admit();
+  sequence.cuts = {576, 320};  // in any order
+  EXPECT_EQ(table.Next(), "0:0+256");
+  EXPECT_EQ(table.Next(), "0:256+64");
+  EXPECT_EQ(table.Next(), "0:320+256");
+  EXPECT_EQ(table.plan.sample_rows, 0);
+  EXPECT_EQ(table.Next(), "0:576+24");
+  EXPECT_EQ(table.plan.sample_rows, 1);
+  EXPECT_EQ(table.Next(), "d0");
+}
+
+TEST(SchedulerTest, WhatACutLeavesGoesToTheOthers) {
+  Table table(Small());
+  Sequence& oldest = table.Queue(400);
+  table.Queue(400);
+  table.Admit();
+  oldest.cuts = {64, 0};
+  EXPECT_EQ(table.Next(), "0:0+64 1:0+192");
+  EXPECT_EQ(table.Next(), "0:64+128 1:192+128");
+}
+
+TEST(SchedulerTest, PromptGoesOnFromWhereItsOwnerSays) {
+  Table table(Small());
+  Sequence& sequence = table.Queue(600, /*scores=*/true);
+  table.Admit();
+  sequence.prompt_done = 448;
+  sequence.cuts = {512, 0};
+  EXPECT_EQ(table.Next(), "0:448+64");
+  EXPECT_EQ(table.plan.sample_rows, 64);
+  EXPECT_EQ(table.Next(), "0:512+88");
+  EXPECT_EQ(table.plan.sample_rows, 88);
+}
+
 TEST(SchedulerTest, ScoredPromptNeedsARowForEveryTokenButTheLast) {
   Table table(Small());
   table.Queue(200, /*scores=*/true, /*draws=*/false);
@@ -280,6 +375,20 @@ TEST(SchedulerTest, AdmissionIsFirstComeFirstServedBySlotsAndPlaces) {
   table.Queue(5);
   EXPECT_EQ(table.Admit(), 1);  // max_running is 8
   EXPECT_EQ(table.scheduler.oldest_waiting(), &table.sequences[8]);
+}
+
+TEST(SchedulerTest, AdmissibleIsWhatAdmitWouldAdmit) {
+  Table table({.max_batch_tokens = 256, .max_running = 3, .max_samples = 128, .max_queue = 10});
+  EXPECT_EQ(table.scheduler.admissible(), 0);
+  Sequence& parked = table.Decoding();
+  table.Decoding();
+  table.scheduler.Park(parked, kStart + seconds(30));
+  for (int i = 0; i < 5; ++i) table.Queue(5);
+  EXPECT_EQ(table.scheduler.admissible(), 2);
+  table.scheduler.CatchUp(parked);  // takes one of the places
+  EXPECT_EQ(table.scheduler.admissible(), 1);
+  EXPECT_EQ(table.Admit(), 1);
+  EXPECT_EQ(table.scheduler.admissible(), 0);
 }
 
 TEST(SchedulerTest, QueueIsBoundedInRequests) {

@@ -15,12 +15,13 @@
 
 #include "kernels/create_device.h"
 #include "kernels/device.h"
+#include "tests/forwarding_device.h"
 
 namespace efla {
 
-class TestDevice final : public Device {
+class TestDevice final : public ForwardingDevice {
  public:
-  TestDevice() : inner_(CreateDevice({.kind = "cpu", .threads = 1}).value()) {}
+  TestDevice() : ForwardingDevice(CreateDevice({.kind = "cpu", .threads = 1}).value()) {}
 
   // --- Handles, any thread ---
 
@@ -76,42 +77,14 @@ class TestDevice final : public Device {
 
   // --- Device ---
 
-  const DeviceInfo& info() const override { return inner_->info(); }
-  size_t activation_bytes() const override { return inner_->activation_bytes(); }
-  int64_t free_memory_bytes() const override { return inner_->free_memory_bytes(); }
-  void* Allocate(size_t bytes) override { return inner_->Allocate(bytes); }
-  void Free(void* memory) override { inner_->Free(memory); }
-  void CopyToDevice(void* to, const void* from, size_t bytes) override {
-    inner_->CopyToDevice(to, from, bytes);
-  }
-  void CopyToHost(void* to, const void* from, size_t bytes) override { inner_->CopyToHost(to, from, bytes); }
-  void CopyOnDevice(void* to, const void* from, size_t bytes) override {
-    inner_->CopyOnDevice(to, from, bytes);
-  }
-  void FillBytes(void* memory, uint8_t value, size_t bytes) override {
-    inner_->FillBytes(memory, value, bytes);
-  }
-  void WriteActivations(void* act, std::span<const float> values) override {
-    inner_->WriteActivations(act, values);
-  }
-  void ReadActivations(std::span<float> values, const void* act) override {
-    inner_->ReadActivations(values, act);
-  }
-  std::unique_ptr<Matrix> LoadMatrix(std::span<const HostMatrix> parts, MatrixUse use,
-                                     DeviceStatus& status) override {
-    return inner_->LoadMatrix(parts, use, status);
-  }
-  DeviceStatus Prepare(const Limits& limits) override { return inner_->Prepare(limits); }
   DeviceStatus Synchronize() override {
-    DeviceStatus status = inner_->Synchronize();
+    DeviceStatus status = inner().Synchronize();
     const std::lock_guard lock(mutex_);
     if (std::exchange(in_step_, false) && steps_to_failure_ && (*steps_to_failure_)-- == 0) {
       return {DeviceStatus::Code::kInternal, "a fault made by the test"};
     }
     return status;
   }
-  StepOutput output() const override { return inner_->output(); }
-  DeviceStatus ReadLogits(std::span<float> logits) override { return inner_->ReadLogits(logits); }
 
  private:
   bool DoBeginStep(const StepInput& input) override {
@@ -130,7 +103,7 @@ class TestDevice final : public Device {
                         static_cast<int>(input.samples.size())});
       spoilt_slot_ = FindVictim(input);
     }
-    return inner_->BeginStep(input);
+    return inner().BeginStep(input);
   }
   // The slot to spoil in this step, or -1.
   int32_t FindVictim(const StepInput& input) {
@@ -149,29 +122,21 @@ class TestDevice final : public Device {
     }
     return -1;
   }
-  void DoEmbed(const EmbedArgs& args) override { inner_->Embed(args); }
-  void DoProject(const ProjectArgs& args) override { inner_->Project(args); }
   void DoMixRecurrent(const MixArgs& args) override {
     Spoil(args);
-    inner_->MixRecurrent(args);
+    inner().MixRecurrent(args);
   }
   void DoMixChunk(const MixArgs& args) override {
     Spoil(args);
-    inner_->MixChunk(args);
+    inner().MixChunk(args);
   }
   void Spoil(const MixArgs& args) {
     if (spoilt_slot_ < 0) return;
     const MixLayer& layer = *args.layer;
     float* state = args.state.pool + spoilt_slot_ * args.state.slot_stride + args.state.recurrent_offset;
-    inner_->FillBytes(state, 0xff, sizeof(float) * layer.num_heads * layer.d_k * layer.d_v);  // a NaN's bytes
+    inner().FillBytes(state, 0xff, sizeof(float) * layer.num_heads * layer.d_k * layer.d_v);  // a NaN's bytes
     spoilt_slot_ = -1;
   }
-  void DoAddLinear(const AddLinearArgs& args) override { inner_->AddLinear(args); }
-  void DoGatedMlp(const GatedMlpArgs& args) override { inner_->GatedMlp(args); }
-  void DoHead(const HeadArgs& args) override { inner_->Head(args); }
-  void DoEndStep() override { inner_->EndStep(); }
-
-  const std::unique_ptr<Device> inner_;
 
   mutable std::mutex mutex_;  // guards what follows, down to steps_
   std::condition_variable changed_;
