@@ -3,7 +3,7 @@
 # The folder runs from anywhere; cuBLAS is taken from the machine (/usr/local/cuda/lib64 or LD_LIBRARY_PATH).
 
 set(bundle_programs)
-foreach(target efla_server efla efla_checkpoint efla_bench device_bench kernels_bench)
+foreach(target efla_server efla efla_checkpoint efla_bench session_bench device_bench drift_bench kernels_bench)
   if(TARGET ${target})
     list(APPEND bundle_programs ${target})
   endif()

@@ -10,6 +10,14 @@ find_package(ZLIB REQUIRED)
 find_package(PkgConfig REQUIRED)
 find_library(SENTENCEPIECE_LIB sentencepiece REQUIRED)
 find_package(spdlog CONFIG REQUIRED)
+pkg_check_modules(HIREDIS REQUIRED IMPORTED_TARGET hiredis)  # its CMake config is broken in Debian 12
+
+# xxHash as a header: its functions are inlined, and none of its symbols is left to meet another copy's.
+find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
+add_library(xxhash_header_only INTERFACE)
+add_library(xxhash::header_only ALIAS xxhash_header_only)
+target_include_directories(xxhash_header_only SYSTEM INTERFACE ${XXHASH_INCLUDE_DIR})
+target_compile_definitions(xxhash_header_only INTERFACE XXH_INLINE_ALL)
 
 # Abseil from its archives in every executable: the package's targets name the shared libraries, and a program
 # with both would have two Abseils.

@@ -27,6 +27,11 @@ TEST_F(MetricsTest, EverySeriesIsThereFromTheStart) {
   EXPECT_TRUE(Has(R"(efla_grpc_calls_handled_total{code="UNAVAILABLE",method="Score",model="demo"} 0)"));
   EXPECT_TRUE(Has(R"(efla_inter_token_latency_seconds_count{model="demo"} 0)"));
   EXPECT_TRUE(Has(R"(efla_ready{model="demo"} 0)"));
+  EXPECT_TRUE(Has(R"(efla_sessions{model="demo"} 0)"));
+  EXPECT_TRUE(Has(R"(efla_session_contexts{model="demo",tier="host"} 0)"));
+  EXPECT_TRUE(Has(R"(efla_session_lifts_total{from="disk",model="demo"} 0)"));
+  EXPECT_TRUE(Has(R"(efla_prefix_cache_hits_total{model="demo"} 0)"));
+  EXPECT_TRUE(Has(R"(efla_grpc_calls_handled_total{code="ABORTED",method="Append",model="demo"} 0)"));
   EXPECT_NE(metrics_.Scrape().find("\nprocess_resident_memory_bytes "), std::string::npos);
 }
 

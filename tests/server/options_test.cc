@@ -82,8 +82,46 @@ TEST(OptionsTest, BadValuesAreNamedInOneLine) {
   EXPECT_NE(Refusal({"--checkpoint=c", "--device=tpu"}).find("--device"), std::string::npos);
   EXPECT_NE(Refusal({"--checkpoint=c", "--nonsense"}).find("--nonsense"), std::string::npos);
   EXPECT_NE(Refusal({"--checkpoint=c", "--preset=340m"}).find("--preset"), std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--state-slots=1"}).find("--state-slots: is 1"), std::string::npos);
   EXPECT_NE(Refusal({"--checkpoint=c", "--state-slots=4", "--max-running=5"}).find("--state-slots is 4"),
             std::string::npos);
+}
+
+TEST(OptionsTest, SessionsHaveDefaultsForOneMachine) {
+  const Options options = Good({"--checkpoint=c"});
+  EXPECT_EQ(options.session_dir, "");
+  EXPECT_EQ(options.session_store, "");
+  EXPECT_EQ(options.session_host_bytes, int64_t{1} << 30);
+  EXPECT_EQ(options.session_device_idle.count(), 15'000);
+  EXPECT_LT(options.prefix_cache_slots, 0) << "a share of the state slots";
+}
+
+TEST(OptionsTest, BytesMayHaveUnits) {
+  EXPECT_EQ(Good({"--checkpoint=c", "--session-host-bytes=12345"}).session_host_bytes, 12345);
+  EXPECT_EQ(Good({"--checkpoint=c", "--session-host-bytes=2GiB"}).session_host_bytes, int64_t{2} << 30);
+  EXPECT_EQ(Good({"--checkpoint=c", "--session-host-bytes=1.5 mb"}).session_host_bytes, 1'500'000);
+  EXPECT_EQ(Good({"--checkpoint=c", "--session-dir=d", "--session-dir-bytes=1TiB"}).session_dir_bytes,
+            int64_t{1} << 40);
+  for (const char* bad : {"--session-host-bytes=much", "--session-host-bytes=-1", "--session-host-bytes=1XB",
+                          "--session-host-bytes=2000TiB", "--session-host-bytes=nan"}) {
+    EXPECT_NE(Refusal({"--checkpoint=c", bad}).find("--session-host-bytes"), std::string::npos) << bad;
+  }
+}
+
+TEST(OptionsTest, BadSessionFlagsAreNamed) {
+  EXPECT_NE(Refusal({"--checkpoint=c", "--session-store=http://x"}).find("--session-store"),
+            std::string::npos);
+  const std::string secret = Refusal({"--checkpoint=c", "--session-store=redis://:hunter2@host:port"});
+  EXPECT_EQ(secret.find("hunter2"), std::string::npos) << secret;
+  EXPECT_NE(Refusal({"--checkpoint=c", "--session-dir-bytes=5"}).find("--session-dir"), std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--prefix-cache-slots=-1"}).find("auto"), std::string::npos);
+  EXPECT_NE(
+      Refusal({"--checkpoint=c", "--state-slots=8", "--prefix-cache-slots=9"}).find("--state-slots is 8"),
+      std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--replica-name=a b"}).find("--replica-name"), std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--advertise=here"}).find("--advertise"), std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--advertise=here:0"}).find("1 to 65535"), std::string::npos);
+  EXPECT_NE(Refusal({"--checkpoint=c", "--session-ttl=0"}).find("--session-ttl"), std::string::npos);
 }
 
 TEST(ListenAddressTest, RefusesWhatIsNotHostAndPort) {

@@ -29,7 +29,7 @@ class RequestValidationTest : public testing::Test {
     request_.set_text("Once upon a time");
   }
 
-  absl::StatusOr<GenerationRequest> Convert(ReplyKind reply = ReplyKind::kStream) const {
+  absl::StatusOr<CallRequest> Convert(ReplyKind reply = ReplyKind::kStream) const {
     return ToGenerationRequest(request_, model_, reply);
   }
   // The path of the one field that the refusal is about.
@@ -55,14 +55,14 @@ class RequestValidationTest : public testing::Test {
 TEST_F(RequestValidationTest, TextGetsOneBos) {
   const auto converted = Convert();
   ASSERT_TRUE(converted.ok()) << converted.status();
-  EXPECT_EQ(converted->prompt.front(), 1);
-  EXPECT_NE(converted->prompt.at(1), 1);
+  EXPECT_EQ(converted->generation.prompt.front(), 1);
+  EXPECT_NE(converted->generation.prompt.at(1), 1);
   request_.set_parse_special_tokens(true);
   request_.set_text("<s>Once upon a time");
   const auto special = Convert();
   ASSERT_TRUE(special.ok()) << special.status();
-  EXPECT_EQ(special->prompt.front(), 1);
-  EXPECT_NE(special->prompt.at(1), 1);
+  EXPECT_EQ(special->generation.prompt.front(), 1);
+  EXPECT_NE(special->generation.prompt.at(1), 1);
 }
 
 TEST_F(RequestValidationTest, IdsAreTakenAsTheyAre) {
@@ -70,18 +70,18 @@ TEST_F(RequestValidationTest, IdsAreTakenAsTheyAre) {
   for (uint32_t id : {5u, 1u, 7u}) request_.mutable_token_ids()->add_ids(id);
   const auto plain = Convert();
   ASSERT_TRUE(plain.ok()) << plain.status();
-  EXPECT_EQ(plain->prompt, (std::vector<TokenId>{5, 1, 7}));
+  EXPECT_EQ(plain->generation.prompt, (std::vector<TokenId>{5, 1, 7}));
   request_.set_add_bos(true);
   const auto with_bos = Convert();
   ASSERT_TRUE(with_bos.ok()) << with_bos.status();
-  EXPECT_EQ(with_bos->prompt, (std::vector<TokenId>{1, 5, 1, 7}));
+  EXPECT_EQ(with_bos->generation.prompt, (std::vector<TokenId>{1, 5, 1, 7}));
 }
 
 TEST_F(RequestValidationTest, EmptyTextIsABosAlone) {
   request_.set_text("");
   const auto converted = Convert();
   ASSERT_TRUE(converted.ok()) << converted.status();
-  EXPECT_EQ(converted->prompt, std::vector<TokenId>{1});
+  EXPECT_EQ(converted->generation.prompt, std::vector<TokenId>{1});
   request_.set_add_bos(false);
   ExpectInvalid("text", "is empty");
 }
@@ -133,30 +133,30 @@ TEST_F(RequestValidationTest, HugeTopKCutsNothing) {
   request_.mutable_sampling()->set_top_k(~uint32_t{0});
   const auto converted = Convert();
   ASSERT_TRUE(converted.ok()) << converted.status();
-  EXPECT_EQ(converted->sampling.top_k, std::numeric_limits<int32_t>::max());
+  EXPECT_EQ(converted->generation.sampling.top_k, std::numeric_limits<int32_t>::max());
 }
 
 TEST_F(RequestValidationTest, DefaultsComeFromTheCheckpointAndZerosAreKept) {
   model_.defaults = {.temperature = 0.5f, .top_p = 0.9f, .min_p = 0.1f, .top_k = 40, .max_tokens = 12};
   auto converted = Convert();
   ASSERT_TRUE(converted.ok()) << converted.status();
-  EXPECT_EQ(converted->sampling.temperature, 0.5f);
-  EXPECT_EQ(converted->sampling.top_k, 40);
-  EXPECT_EQ(converted->stopping.max_tokens, 12);
+  EXPECT_EQ(converted->generation.sampling.temperature, 0.5f);
+  EXPECT_EQ(converted->generation.sampling.top_k, 40);
+  EXPECT_EQ(converted->generation.stopping.max_tokens, 12);
   request_.mutable_sampling()->set_temperature(0);
   request_.mutable_sampling()->set_top_k(0);
   request_.mutable_stopping()->set_max_tokens(0);
   converted = Convert();
   ASSERT_TRUE(converted.ok()) << converted.status();
-  EXPECT_EQ(converted->sampling.temperature, 0);
-  EXPECT_EQ(converted->sampling.top_k, 0);
-  EXPECT_EQ(converted->stopping.max_tokens, 0);
+  EXPECT_EQ(converted->generation.sampling.temperature, 0);
+  EXPECT_EQ(converted->generation.sampling.top_k, 0);
+  EXPECT_EQ(converted->generation.stopping.max_tokens, 0);
 }
 
 TEST_F(RequestValidationTest, DrawsASeedOnlyWhereThereIsNone) {
-  EXPECT_NE(Convert()->sampling.seed, Convert()->sampling.seed);
+  EXPECT_NE(Convert()->generation.sampling.seed, Convert()->generation.sampling.seed);
   request_.mutable_sampling()->set_seed(0);
-  EXPECT_EQ(Convert()->sampling.seed, 0u);
+  EXPECT_EQ(Convert()->generation.sampling.seed, 0u);
 }
 
 TEST_F(RequestValidationTest, RefusesStopsBeyondTheLimits) {
@@ -246,10 +246,126 @@ TEST_F(RequestValidationTest, ScoringAsksForThePromptAlone) {
   score.set_top_logprobs(2);
   const auto converted = ToScoringRequest(score, model_);
   ASSERT_TRUE(converted.ok()) << converted.status();
-  EXPECT_TRUE(converted->prompt_logprobs);
-  EXPECT_EQ(converted->stopping.max_tokens, 0);
-  EXPECT_EQ(converted->top_logprobs, 2);
-  EXPECT_EQ(converted->prompt.front(), 1);
+  EXPECT_TRUE(converted->generation.prompt_logprobs);
+  EXPECT_EQ(converted->generation.stopping.max_tokens, 0);
+  EXPECT_EQ(converted->generation.top_logprobs, 2);
+  EXPECT_EQ(converted->generation.prompt.front(), 1);
+  EXPECT_FALSE(converted->generation.use_prefix_cache) << "every position is scored";
+  EXPECT_FALSE(converted->turn);
+}
+
+TEST_F(RequestValidationTest, APrefixCacheIsUsedUnlessTheRequestSaysNo) {
+  EXPECT_TRUE(Convert()->generation.use_prefix_cache);
+  request_.set_use_prefix_cache(false);
+  request_.set_cache_salt("tenant 7");
+  EXPECT_FALSE(Convert()->generation.use_prefix_cache);
+  EXPECT_EQ(Convert()->generation.prefix_cache_salt, "tenant 7");
+  request_.set_cache_salt(std::string(129, 's'));
+  ExpectInvalid("cache_salt", "has 129 bytes; the limit is 128");
+}
+
+TEST_F(RequestValidationTest, TextGoesOnWhereASessionHoldsText) {
+  request_.mutable_session()->set_session_id("s");
+  auto call = Convert();
+  ASSERT_TRUE(call.ok()) << call.status();
+  ASSERT_TRUE(call->turn);
+  EXPECT_EQ(call->generation.prompt.front(), 1) << "of an empty session";
+  EXPECT_EQ(call->turn->continuation, *tokenizer_->EncodeContinuation("Once upon a time", false));
+  EXPECT_NE(call->turn->continuation.front(), 1);
+  EXPECT_TRUE(call->turn->generates);
+
+  request_.set_add_bos(true);
+  EXPECT_EQ(Convert()->turn->continuation.front(), 1) << "unless it is asked for";
+  request_.set_add_bos(false);
+  EXPECT_EQ(Convert()->generation.prompt, *tokenizer_->Encode("Once upon a time", false));
+  request_.mutable_stopping()->set_max_tokens(0);
+  EXPECT_FALSE(Convert()->turn->generates) << "nothing is drawn: the prompt is only added";
+}
+
+TEST_F(RequestValidationTest, ASessionMayBeContinuedWithNothing) {
+  request_.clear_text();
+  request_.mutable_session()->set_session_id("s");
+  const auto call = Convert();
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_TRUE(call->turn->continuation.empty());
+  EXPECT_TRUE(call->generation.prompt.empty());
+  request_.set_parse_special_tokens(true);
+  ExpectInvalid("parse_special_tokens", "none is given");
+}
+
+TEST_F(RequestValidationTest, ASessionsFieldsAreChecked) {
+  v1::SessionTurn& session = *request_.mutable_session();
+  ExpectInvalid("session.session_id", "is empty");
+  session.set_session_id(std::string(129, 'a'));
+  ExpectInvalid("session.session_id", "has 129 characters; the limit is 128");
+  session.set_session_id("a b");
+  ExpectInvalid("session.session_id", "is \"a b\"");
+  session.set_session_id("a/../b");
+  ExpectInvalid("session.session_id", "[A-Za-z0-9._-]");
+  session.set_session_id("a.b_C-9");
+  EXPECT_TRUE(Convert().ok());
+  session.set_expected_revision(0);
+  ExpectInvalid("session.expected_revision", "is 0; revisions begin at 1");
+  session.set_create_if_missing(true);
+  EXPECT_TRUE(Convert().ok()) << "what does not exist has revision 0";
+  session.set_expected_revision(7);
+  session.set_on_cancel(v1::ON_CANCEL_KEEP);
+  session.set_durability(v1::DURABILITY_NONE);
+  request_.set_request_id("again");
+  const auto call = Convert();
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->turn->change.expected_revision, 7u);
+  EXPECT_EQ(call->turn->change.request_id, "again");
+  EXPECT_EQ(call->turn->change.durability, Durability::kNone);
+  EXPECT_EQ(call->turn->on_cancel, OnCancel::kKeep);
+  EXPECT_TRUE(call->turn->create_if_missing);
+
+  session.set_on_cancel(static_cast<v1::OnCancel>(3));
+  ExpectInvalid("session.on_cancel", "is 3; the values are 0 to 2");
+  session.clear_on_cancel();
+  session.set_durability(static_cast<v1::Durability>(-1));
+  ExpectInvalid("session.durability", "is -1; the values are 0 to 3");
+  session.set_durability(v1::DURABILITY_SYNC);
+  EXPECT_EQ(Convert().status().code(), absl::StatusCode::kFailedPrecondition) << "there is no store";
+  model_.has_disk_store = true;
+  EXPECT_EQ(Convert()->turn->change.durability, Durability::kSync);
+}
+
+TEST_F(RequestValidationTest, AppendingNeedsAPrompt) {
+  v1::AppendRequest request;
+  request.set_session_id("s");
+  EXPECT_EQ(FieldOf(ToAppendRequest(request, model_).status()), "text");
+  request.set_text("more");
+  request.mutable_token_ids()->add_ids(3);
+  EXPECT_EQ(FieldOf(ToAppendRequest(request, model_).status()), "text");
+  request.clear_text();
+  request.set_request_id(std::string(257, 'r'));
+  EXPECT_EQ(FieldOf(ToAppendRequest(request, model_).status()), "request_id");
+  request.set_request_id("r");
+  const auto call = ToAppendRequest(request, model_);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_FALSE(call->turn->generates);
+  EXPECT_EQ(call->turn->continuation, std::vector<TokenId>{3});
+  EXPECT_EQ(call->generation.stopping.max_tokens, 0);
+}
+
+TEST_F(RequestValidationTest, ASessionMayBeMadeEmpty) {
+  model_.limits.max_session_ttl_ms = 5000;
+  v1::CreateSessionRequest request;
+  auto call = ToCreateRequest(request, model_);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_TRUE(call->generation.prompt.empty());
+  EXPECT_EQ(call->turn->new_session_ttl, std::chrono::milliseconds(0));
+  request.set_text("Once");
+  request.set_ttl_ms(5000);
+  call = ToCreateRequest(request, model_);
+  ASSERT_TRUE(call.ok()) << call.status();
+  EXPECT_EQ(call->generation.prompt.front(), 1);
+  request.set_ttl_ms(5001);
+  EXPECT_EQ(FieldOf(ToCreateRequest(request, model_).status()), "ttl_ms");
+  request.clear_ttl_ms();
+  request.set_session_id("no good");
+  EXPECT_EQ(FieldOf(ToCreateRequest(request, model_).status()), "session_id");
 }
 
 }  // namespace

@@ -1,0 +1,693 @@
+#include "server/sessions/session_records.h"
+
+#include <algorithm>
+#include <span>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "kernels/check.h"
+#include "server/sessions/random_id.h"
+#include "server/sessions/session_error.h"
+
+namespace efla {
+namespace {
+
+// Between looks at a record that another replica has not released yet.
+constexpr std::chrono::milliseconds kClaimPoll{20};
+// Attempts at writing a session that changes all the while, before its states are written with changes held
+// off.
+constexpr int kWriteAttempts = 3;
+constexpr char kOwnerSeparator = '/';
+
+absl::Status NotFound(const std::string& id, const char* why = "does not exist") {
+  return WithSessionError(absl::NotFoundError(absl::StrFormat("session %s %s", id, why)),
+                          "SESSION_NOT_FOUND");
+}
+constexpr char kNeverWritten[] = "was lost with the replica that made it, before its first write";
+
+absl::Status StoreError(absl::Status status) {
+  if (!absl::IsUnavailable(status) || GetSessionError(status)) return status;
+  return WithSessionError(absl::UnavailableError(absl::StrFormat("the session store cannot be reached: %s",
+                                                                 std::string(status.message()))),
+                          "STORE_UNAVAILABLE");
+}
+
+template <typename Visit>
+void ForEachContext(const SessionState& state, const Visit& visit) {
+  visit(*state.head);
+  for (const auto& [name, mark] : state.marks) visit(*mark.context);
+  for (const SessionState::KeptTurn& turn : state.turns) visit(*turn.context);
+}
+
+}  // namespace
+
+SessionRecords::SessionRecords(std::shared_ptr<Residency> residency, SessionStore* disk, SessionStore* shared,
+                               const Options& options)
+    : residency_(std::move(residency)),
+      stores_{disk, shared},
+      home_(shared != nullptr ? kSharedStore : kDiskStore),
+      options_(options),
+      owner_(options.replica + kOwnerSeparator + RandomId()),
+      start_(Now()),
+      start_unix_ms_(std::chrono::duration_cast<std::chrono::milliseconds>(
+                         std::chrono::system_clock::now().time_since_epoch())
+                         .count()) {}
+
+int64_t SessionRecords::UnixMs(Clock::time_point time) const {
+  return start_unix_ms_ + std::chrono::duration_cast<std::chrono::milliseconds>(time - start_).count();
+}
+
+bool SessionRecords::Expired(const Session& session) const {
+  return session.writer == Session::Writer::kNone &&
+         Now() - session.last_use >= std::chrono::milliseconds(session.state.ttl_ms);
+}
+
+bool SessionRecords::RetireIf(Session& session, Session::Life life, bool only_idle) {
+  SessionState state;  // its contexts are let go of without the lock
+  {
+    const std::lock_guard lock(session.mutex);
+    if (session.life != Session::Life::kLive) return true;
+    const bool here_only = session.owned || session.changes != session.written_changes;
+    const bool idle =
+        session.writer == Session::Writer::kNone && !(life == Session::Life::kEvicted && here_only);
+    if (only_idle && !idle) return false;
+    session.life = life;
+    session.owned = false;
+    state.revision = session.state.revision;
+    std::swap(session.state, state);
+    session.left.notify_all();
+  }
+  for (int store = 0; store < kNumStores; ++store) SetNamed(session, static_cast<StoreIndex>(store), {});
+  return true;
+}
+
+// ---- Leases ----
+
+bool SessionRecords::LeaseIsGood() const {
+  return Clock::now().time_since_epoch().count() < lease_until_.load();
+}
+
+absl::Status SessionRecords::RenewLease() {
+  const Clock::time_point now = Clock::now();
+  const absl::Status status = home()->RenewLease(owner_, options_.address, options_.lease_ttl);
+  if (status.ok()) {
+    lease_until_ = (now + options_.lease_ttl).time_since_epoch().count();
+  } else {
+    residency_->CountStoreError();
+  }
+  return status;
+}
+
+void SessionRecords::EndLease() {
+  lease_until_ = 0;
+  // An error leaves it to run out.
+  home()->RenewLease(owner_, options_.address, std::chrono::milliseconds(1)).IgnoreError();
+}
+
+// ---- Reading ----
+
+// NOT_FOUND of deleted and expired ones as well.
+absl::StatusOr<SessionRecord> SessionRecords::GetRecord(const std::string& id, StoreIndex store) {
+  absl::StatusOr<SessionRecord> record = stores_[store]->GetRecord(id);
+  if (absl::IsNotFound(record.status())) return NotFound(id);
+  if (!record.ok()) {
+    residency_->CountStoreError();
+    return StoreError(record.status());
+  }
+  if (record->deleted) return NotFound(id, "has been deleted");
+  if (record->expires_unix_ms != 0 && record->expires_unix_ms <= UnixMs(Now()))
+    return NotFound(id, "has expired");
+  return record;
+}
+
+// With record_mutex held. The session becomes what the record says; states that are known here already keep
+// what they have in memory.
+absl::Status SessionRecords::Adopt(Session& session, const SessionRecord& record, StoreIndex store) {
+  absl::StatusOr<SessionPayload> payload = ParsePayload(record.payload);
+  if (!payload.ok()) {
+    return absl::IsDataLoss(payload.status()) ? WithSessionError(payload.status(), "SNAPSHOT_DAMAGED")
+                                              : WithSessionError(payload.status(), "SNAPSHOT_MISMATCH");
+  }
+  const SnapshotIdentity& identity = residency_->format().identity();
+  for (const auto& [what, theirs, ours] :
+       {std::tuple("weights", &payload->weights_fingerprint, &identity.weights_fingerprint),
+        std::tuple("tokenizer", &payload->tokenizer_fingerprint, &identity.tokenizer_fingerprint)}) {
+    if (*theirs == *ours) continue;
+    return WithSessionError(
+        absl::FailedPreconditionError(absl::StrFormat("session %s belongs to %s %s; this server has %s",
+                                                      session.id, what, *theirs, *ours)),
+        "SNAPSHOT_MISMATCH");
+  }
+
+  std::vector<ResidencePtr> named;
+  absl::Status status;
+  const auto context = [&](RecordedContext& from) -> ContextPtr {
+    Context to{.residence = nullptr, .waiting = std::move(from.waiting)};
+    if (!from.snapshot_id.empty()) {
+      absl::StatusOr<ResidencePtr> residence =
+          residency_->FromRecord(from.snapshot_id, from.fed_tokens, store);
+      if (!residence.ok()) {
+        status = WithSessionError(residence.status(), "SNAPSHOT_DAMAGED");
+      } else {
+        to.residence = *residence;
+        if (std::find(named.begin(), named.end(), *residence) == named.end()) named.push_back(*residence);
+      }
+    }
+    return std::make_shared<const Context>(std::move(to));
+  };
+  SessionState state;
+  state.revision = payload->revision;
+  state.head_since = payload->head_since;
+  state.head = context(payload->head);
+  for (auto& turn : payload->turns) state.turns.push_back({turn.since, turn.until, context(turn.context)});
+  for (auto& mark : payload->marks) state.marks[mark.name] = {mark.since, context(mark.context)};
+  state.replies.assign(std::make_move_iterator(payload->replies.begin()),
+                       std::make_move_iterator(payload->replies.end()));
+  state.created_unix_ms = payload->created_unix_ms;
+  state.ttl_ms = payload->ttl_ms;
+  if (!status.ok()) return status;
+
+  {
+    const std::lock_guard lock(session.mutex);
+    std::swap(session.state, state);  // the former one is let go of without the lock
+    ++session.changes;
+    session.written_changes = store == home_ ? session.changes : session.changes - 1;
+    session.durable_revision = store == home_ ? record.revision : 0;
+    session.epoch = record.epoch;
+    session.stored_epoch[store] = record.epoch;
+    session.owned = false;
+    session.doubtful = false;
+    const int64_t last_use_unix_ms = record.expires_unix_ms - session.state.ttl_ms;
+    session.last_use =
+        Now() - std::chrono::milliseconds(std::max<int64_t>(0, UnixMs(Now()) - last_use_unix_ms));
+  }
+  SetNamed(session, store, std::move(named));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SessionPtr> SessionRecords::Load(const std::string& id, StoreIndex store, bool may_wait) {
+  const Clock::time_point deadline = Clock::now() + (may_wait ? options_.claim_wait : Clock::duration(0));
+  absl::StatusOr<SessionRecord> record = GetRecord(id, store);
+  while (record.ok() && record->revision == 0) {
+    // Only its name has been reserved: its maker is at it, or died before the first write.
+    bool wait, takeover;
+    if (absl::Status status = CheckOwner(*record, deadline, wait, takeover); !status.ok()) return status;
+    if (!wait) return NotFound(id, kNeverWritten);
+    std::this_thread::sleep_for(kClaimPoll);
+    record = GetRecord(id, store);
+  }
+  if (!record.ok()) return record.status();
+  auto session = std::make_shared<Session>(id);
+  const std::lock_guard lock(session->record_mutex);
+  if (absl::Status status = Adopt(*session, *record, store); !status.ok()) return status;
+  return session;
+}
+
+// With record_mutex held, for a session that is not owned: takes over what the record has, unless this is
+// what is here already, or what is here goes beyond it (it was changed here while the store was out of
+// reach).
+absl::Status SessionRecords::CatchUp(Session& session, const SessionRecord& record) {
+  {
+    const std::lock_guard lock(session.mutex);
+    if (record.epoch == session.epoch) {
+      if (session.state.revision > record.revision) {
+        session.durable_revision = record.revision;
+        session.stored_epoch[kSharedStore] = record.epoch;
+        return absl::OkStatus();
+      }
+      if (session.state.revision == record.revision && session.changes == session.written_changes) {
+        return absl::OkStatus();
+      }
+    }
+  }
+  return Adopt(session, record, kSharedStore);
+}
+
+absl::Status SessionRecords::Refresh(Session& session) {
+  if (!has_shared()) return absl::OkStatus();
+  const std::unique_lock record_lock(session.record_mutex, std::try_to_lock);
+  if (!record_lock) return absl::OkStatus();  // it is being claimed or written here
+  {
+    const std::lock_guard lock(session.mutex);
+    if (session.owned || session.life != Session::Life::kLive) return absl::OkStatus();
+  }
+  absl::StatusOr<SessionRecord> record = GetRecord(session.id, kSharedStore);
+  if (absl::IsNotFound(record.status())) {
+    Retire(session, Session::Life::kDeleted);
+    return record.status();
+  }
+  if (!record.ok() || record->revision == 0) return absl::OkStatus();
+  return CatchUp(session, *record);
+}
+
+// ---- Claiming ----
+
+// May the record be claimed? `wait`: not yet. `takeover`: its owner is gone.
+absl::Status SessionRecords::CheckOwner(const SessionRecord& record, Clock::time_point deadline, bool& wait,
+                                        bool& takeover) {
+  wait = takeover = false;
+  // What an earlier process of this replica's name had is nobody's.
+  const std::string owner = record.owner.substr(0, record.owner.find(kOwnerSeparator));
+  if (owner.empty() || owner == options_.replica) return absl::OkStatus();
+  const absl::StatusOr<std::string> address = stores_[kSharedStore]->GetLease(record.owner);
+  if (absl::IsNotFound(address.status())) {
+    takeover = true;
+    return absl::OkStatus();
+  }
+  if (!address.ok()) {
+    residency_->CountStoreError();
+    return StoreError(address.status());
+  }
+  wait = Clock::now() < deadline;
+  if (wait) return absl::OkStatus();
+  return WithSessionError(absl::UnavailableError(absl::StrFormat("session %s is held by %s at %s",
+                                                                 record.session_id, owner, *address)),
+                          "SESSION_ELSEWHERE", {{"address", *address}, {"owner", owner}});
+}
+
+absl::Status SessionRecords::Acquire(Session& session, const std::function<absl::Status()>& check) {
+  const std::lock_guard record_lock(session.record_mutex);
+  const auto checked = [&]() -> absl::Status {
+    const std::lock_guard lock(session.mutex);
+    if (session.life != Session::Life::kLive) return absl::AbortedError("the session is alive no longer");
+    return check();
+  };
+  if (!has_shared()) return checked();
+
+  bool owned, doubtful;
+  {
+    const std::lock_guard lock(session.mutex);
+    owned = session.owned;
+    doubtful = session.doubtful;
+    if (owned && !doubtful && LeaseIsGood() && session.life == Session::Life::kLive) return check();
+  }
+  // Out of reach: what is owned and not released goes on.
+  const auto unreachable = [&](const absl::Status& status) {
+    return owned && !doubtful ? checked() : StoreError(status);
+  };
+  // Without a lease others would take over at once what is claimed here.
+  if (!LeaseIsGood()) {
+    if (absl::Status status = RenewLease(); !status.ok()) return unreachable(status);
+  }
+  const Clock::time_point deadline = Clock::now() + options_.claim_wait;
+  for (;;) {
+    absl::StatusOr<SessionRecord> record = GetRecord(session.id, kSharedStore);
+    if (absl::IsNotFound(record.status())) {
+      Retire(session, Session::Life::kDeleted);
+      return record.status();
+    }
+    if (!record.ok()) return unreachable(record.status());
+    if (owned) {
+      std::unique_lock lock(session.mutex);
+      if (record->epoch != session.epoch) {
+        lock.unlock();
+        Retire(session, Session::Life::kLost);
+        return absl::AbortedError("the session has been taken over");
+      }
+      session.doubtful = false;
+      if (record->owner == owner_) {
+        lock.unlock();
+        return checked();
+      }
+      session.owned = owned = false;  // the release was carried out after all
+    }
+    bool wait, takeover;
+    if (absl::Status status = CheckOwner(*record, deadline, wait, takeover); !status.ok()) return status;
+    if (wait) {
+      std::this_thread::sleep_for(kClaimPoll);
+      continue;
+    }
+    if (record->revision == 0) {
+      Retire(session, Session::Life::kDeleted);
+      return NotFound(session.id, kNeverWritten);
+    }
+    if (absl::Status status = CatchUp(session, *record); !status.ok()) return status;
+    if (absl::Status status = checked(); !status.ok()) return status;
+    const uint64_t expected = record->epoch;
+    record->epoch = expected + 1;
+    record->owner = owner_;
+    const absl::Status status = stores_[kSharedStore]->PutRecord(*record, expected);
+    if (status.ok()) {
+      takeovers_ += takeover;
+      const std::lock_guard lock(session.mutex);
+      session.epoch = session.stored_epoch[kSharedStore] = record->epoch;
+      session.owned = true;
+      session.doubtful = false;
+      return absl::OkStatus();
+    }
+    if (!absl::IsAborted(status)) {
+      residency_->CountStoreError();
+      const std::lock_guard lock(session.mutex);
+      session.doubtful = true;
+      return StoreError(status);
+    }
+    if (Clock::now() >= deadline) {
+      return WithSessionError(
+          absl::UnavailableError(absl::StrFormat("other replicas keep claiming session %s", session.id)),
+          "SESSION_ELSEWHERE");
+    }
+  }
+}
+
+absl::Status SessionRecords::VerifyOwned(Session& session) {
+  if (!has_shared()) return absl::OkStatus();
+  if (LeaseIsGood()) return absl::OkStatus();
+  const std::lock_guard record_lock(session.record_mutex);
+  const absl::StatusOr<SessionRecord> record = stores_[kSharedStore]->GetRecord(session.id);
+  if (!record.ok() && !absl::IsNotFound(record.status())) {
+    residency_->CountStoreError();
+    return absl::OkStatus();  // out of reach: what is owned goes on
+  }
+  {
+    const std::lock_guard lock(session.mutex);
+    if (session.life != Session::Life::kLive) return absl::OkStatus();  // the commit sees it
+    if (record.ok() && !record->deleted && record->epoch == session.epoch) return absl::OkStatus();
+  }
+  Retire(session, record.ok() && !record->deleted ? Session::Life::kLost : Session::Life::kDeleted);
+  return absl::AbortedError("the session has been taken over");
+}
+
+// With record_mutex held. A claim whose outcome is not known: if it was carried out, the record is released
+// again.
+absl::Status SessionRecords::Settle(Session& session) {
+  {
+    const std::lock_guard lock(session.mutex);
+    if (session.owned || !session.doubtful) return absl::OkStatus();  // it has been claimed since
+  }
+  absl::StatusOr<SessionRecord> record = GetRecord(session.id, kSharedStore);
+  if (!record.ok() && !absl::IsNotFound(record.status())) return record.status();
+  if (record.ok() && record->owner == owner_ && record->revision > 0) {
+    record->owner.clear();
+    const absl::Status status = stores_[kSharedStore]->PutRecord(*record, record->epoch);
+    if (!status.ok() && !absl::IsAborted(status)) return StoreError(status);
+  }
+  const std::lock_guard lock(session.mutex);
+  session.doubtful = false;
+  return absl::OkStatus();
+}
+
+// ---- Writing ----
+
+absl::Status SessionRecords::StoreStates(const SessionState& state, StoreIndex store, bool all_turns) {
+  absl::Status first;
+  const auto keep = [&](const Context& context) {
+    if (context.residence == nullptr) return;
+    absl::Status status = residency_->Store(*context.residence, store);
+    if (first.ok()) first = std::move(status);
+  };
+  keep(*state.head);
+  for (const auto& [name, mark] : state.marks) keep(*mark.context);
+  if (!first.ok() || !all_turns) return first;
+  for (const SessionState::KeptTurn& turn : state.turns) keep(*turn.context);
+  return first;
+}
+
+bool SessionRecords::AllStored(const SessionState& state, StoreIndex store) {
+  const auto stored = [&](const Context& context) {
+    return context.residence == nullptr || !residency_->StoredId(*context.residence, store).empty();
+  };
+  return stored(*state.head) && std::all_of(state.marks.begin(), state.marks.end(),
+                                            [&](const auto& mark) { return stored(*mark.second.context); });
+}
+
+// What the store has of it: without kept turns that it has not, and those before them.
+std::string SessionRecords::Payload(const SessionState& state, StoreIndex store,
+                                    std::vector<ResidencePtr>& named) {
+  const auto context = [&](const Context& from) {
+    RecordedContext to;
+    to.waiting = from.waiting;
+    if (from.residence == nullptr) return to;
+    to.snapshot_id = residency_->StoredId(*from.residence, store);
+    to.fed_tokens = from.residence->fed_tokens;
+    if (!to.snapshot_id.empty() && std::find(named.begin(), named.end(), from.residence) == named.end()) {
+      named.push_back(from.residence);
+    }
+    return to;
+  };
+  const SnapshotIdentity& identity = residency_->format().identity();
+  SessionPayload payload;
+  payload.weights_fingerprint = identity.weights_fingerprint;
+  payload.tokenizer_fingerprint = identity.tokenizer_fingerprint;
+  payload.revision = state.revision;
+  payload.head_since = state.head_since;
+  payload.created_unix_ms = state.created_unix_ms;
+  payload.ttl_ms = state.ttl_ms;
+  payload.head = context(*state.head);
+  for (const SessionState::KeptTurn& turn : state.turns) {
+    RecordedContext recorded = context(*turn.context);
+    if (turn.context->residence != nullptr && recorded.snapshot_id.empty()) {
+      payload.turns.clear();  // a rewind by one turn must not go back two
+      continue;
+    }
+    payload.turns.push_back({turn.since, turn.until, std::move(recorded)});
+  }
+  for (const auto& [name, mark] : state.marks)
+    payload.marks.push_back({name, mark.since, context(*mark.context)});
+  payload.replies.assign(state.replies.begin(), state.replies.end());
+  return SerializePayload(payload);
+}
+
+void SessionRecords::SetNamed(Session& session, StoreIndex store, std::vector<ResidencePtr> named) {
+  for (const ResidencePtr& residence : named) residency_->AddName(*residence, store);
+  {
+    const std::lock_guard lock(session.mutex);
+    std::swap(session.named[store], named);
+  }
+  for (const ResidencePtr& residence : named) residency_->RemoveName(*residence, store);
+}
+
+// With the session's mutex held.
+bool SessionRecords::NeedsWrite(const Session& session, StoreIndex store) const {
+  if (session.life != Session::Life::kLive) return false;
+  if (store != home_) return true;
+  return session.changes != session.written_changes || session.doubtful ||
+         (session.owned && session.writer == Session::Writer::kNone);
+}
+
+// With record_mutex held, all of whose states the store has.
+absl::Status SessionRecords::PutState(Session& session, StoreIndex store) {
+  SessionState state;
+  SessionRecord record;
+  std::vector<ResidencePtr> former, others;
+  uint64_t changes, expected;
+  bool stays_owned;
+  {
+    const std::lock_guard lock(session.mutex);
+    if (session.life != Session::Life::kLive) return absl::OkStatus();
+    state = session.state;
+    changes = session.changes;
+    stays_owned = session.writer != Session::Writer::kNone;
+    expected = session.stored_epoch[store];
+    record.epoch = session.epoch;
+    record.expires_unix_ms = UnixMs(session.last_use) + state.ttl_ms;
+    former = session.named[store];
+    others = session.named[1 - store];
+  }
+  std::vector<ResidencePtr> named;
+  record.session_id = session.id;
+  record.revision = state.revision;
+  record.owner = store == kSharedStore && stays_owned ? owner_ : "";
+  record.payload = Payload(state, store, named);
+  // A state that only this record names and others here stand on stays named until theirs have been written.
+  for (ResidencePtr& residence : former) {
+    if (std::find(named.begin(), named.end(), residence) != named.end()) continue;
+    const long own = 2 + (std::find(others.begin(), others.end(), residence) != others.end() ? 2 : 0);
+    if (residency_->HasOneName(*residence, store) && residence.use_count() > own) named.push_back(residence);
+  }
+  for (const ResidencePtr& residence : named) {
+    if (std::string id = residency_->StoredId(*residence, store); !id.empty())
+      record.snapshots.push_back(std::move(id));
+  }
+
+  const bool releases = store == kSharedStore && !stays_owned;
+  if (releases) {
+    // A release of which nobody knows whether it was carried out keeps the session from going on here, so it
+    // is not tried while the store is out of reach.
+    const absl::Status reached = stores_[store]->GetRecord(session.id).status();
+    if (!reached.ok() && !absl::IsNotFound(reached)) {
+      residency_->CountStoreError();
+      return StoreError(reached);
+    }
+  }
+  absl::Status status = stores_[store]->PutRecord(record, expected);
+  if (absl::IsAborted(status) && store == kDiskStore) {
+    // Nobody else writes here: an earlier put was carried out although it failed.
+    const absl::StatusOr<SessionRecord> stored = stores_[store]->GetRecord(session.id);
+    if (!stored.ok()) {
+      status = absl::IsNotFound(stored.status()) ? status : stored.status();
+    } else if (!stored->deleted) {
+      record.epoch = std::max(record.epoch, stored->epoch);
+      status = stores_[store]->PutRecord(record, stored->epoch);
+    }
+  }
+  if (status.ok()) {
+    residency_->CountStored(std::ssize(record.payload));
+    SetNamed(session, store, named);
+    const std::lock_guard lock(session.mutex);
+    session.stored_epoch[store] = record.epoch;
+    if (store == home_) {
+      session.epoch = record.epoch;
+      session.written_changes = changes;
+      session.durable_revision = state.revision;
+      session.owned = session.owned && stays_owned;
+      session.doubtful = false;
+    }
+    return status;
+  }
+  if (store == home_ && absl::IsAborted(status)) {
+    Retire(session, Session::Life::kLost);
+    return WithSessionError(absl::AbortedError(absl::StrFormat("session %s has been taken over: %s",
+                                                               session.id, std::string(status.message()))),
+                            "SESSION_LOST");
+  }
+  residency_->CountStoreError();
+  if (absl::IsFailedPrecondition(status)) {
+    // The store has lost a snapshot; what memory has is put again.
+    for (const ResidencePtr& residence : named) residency_->Recheck(*residence, store);
+    return status;
+  }
+  const std::lock_guard lock(session.mutex);
+  if (releases) session.doubtful = true;
+  return StoreError(status);
+}
+
+// With the session's mutex held: a kept turn that the store has not.
+bool SessionRecords::HasUnstoredTurn(const SessionState& state, StoreIndex store) const {
+  return std::any_of(state.turns.begin(), state.turns.end(), [&](const SessionState::KeptTurn& turn) {
+    return turn.context->residence != nullptr &&
+           residency_->StoredId(*turn.context->residence, store).empty();
+  });
+}
+
+absl::Status SessionRecords::WriteTo(Session& session, StoreIndex store, bool all_turns) {
+  for (int attempt = 1;; ++attempt) {
+    SessionState state;
+    bool claim = false, settle = false;
+    {
+      const std::lock_guard lock(session.mutex);
+      const bool more_turns = all_turns && !has_shared() && HasUnstoredTurn(session.state, store);
+      if (!NeedsWrite(session, store) && !more_turns) return absl::OkStatus();
+      state = session.state;
+      if (store == kSharedStore && !session.owned) {
+        claim = session.changes != session.written_changes;
+        settle = !claim;
+      }
+    }
+    if (settle) {
+      const std::lock_guard record_lock(session.record_mutex);
+      return Settle(session);
+    }
+    if (claim) {
+      // Changed here before a restart, while the shared store was out of reach.
+      absl::Status status = Acquire(session, [] { return absl::OkStatus(); });
+      if (!status.ok()) return status;
+    }
+    // States first and without the lock, so that the next turn can begin meanwhile.
+    if (absl::Status status = StoreStates(state, store, all_turns); !status.ok()) return StoreError(status);
+    const std::lock_guard record_lock(session.record_mutex);
+    {
+      const std::lock_guard lock(session.mutex);
+      if (session.life != Session::Life::kLive) return absl::OkStatus();
+      if (store == kSharedStore && !session.owned) return absl::OkStatus();  // written and released meanwhile
+      state = session.state;
+    }
+    if (!AllStored(state, store)) {
+      if (attempt < kWriteAttempts) continue;
+      if (absl::Status status = StoreStates(state, store, false); !status.ok()) return StoreError(status);
+    }
+    absl::Status status = PutState(session, store);
+    if (!absl::IsFailedPrecondition(status) || attempt >= kWriteAttempts) return status;
+  }
+}
+
+absl::Status SessionRecords::Write(Session& session, bool all_turns) {
+  if (!has_home()) return absl::OkStatus();
+  absl::Status status = WriteTo(session, home_, all_turns);
+  if (absl::IsUnavailable(status) && has_both()) {
+    // Until the shared store is back, at least this machine's end shall not be the session's.
+    WriteTo(session, kDiskStore, all_turns).IgnoreError();
+  }
+  return status;
+}
+
+absl::Status SessionRecords::Reserve(Session& session) {
+  session.epoch = 1;
+  if (!has_home()) return absl::OkStatus();
+  const std::lock_guard record_lock(session.record_mutex);
+  const absl::Status exists = WithSessionError(
+      absl::AlreadyExistsError(absl::StrFormat("session %s exists already", session.id)), "SESSION_EXISTS");
+  const absl::StatusOr<SessionRecord> former = home()->GetRecord(session.id);
+  uint64_t expected = 0;
+  if (former.ok()) {
+    if (absl::StatusOr<SessionRecord> alive = GetRecord(session.id, home_); alive.ok()) {
+      if (alive->revision > 0) return exists;
+      bool wait, takeover;
+      if (!CheckOwner(*alive, Clock::now(), wait, takeover).ok()) return exists;
+    }
+    session.epoch = former->epoch + 1;
+    expected = former->deleted ? 0 : former->epoch;
+  } else if (!absl::IsNotFound(former.status())) {
+    residency_->CountStoreError();
+    return StoreError(former.status());
+  }
+  session.stored_epoch[home_] = expected;
+  if (!has_shared()) return absl::OkStatus();
+
+  // An empty session or one whose states are there is durable with this; of another only the name is taken.
+  if (!LeaseIsGood()) {
+    if (absl::Status status = RenewLease(); !status.ok()) return StoreError(status);
+  }
+  SessionRecord record;
+  record.session_id = session.id;
+  record.epoch = session.epoch;
+  record.owner = owner_;
+  record.expires_unix_ms = UnixMs(session.last_use) + session.state.ttl_ms;
+  const absl::Status status = home()->PutRecord(record, expected);
+  if (absl::IsAborted(status)) return exists;
+  if (!status.ok()) {
+    residency_->CountStoreError();
+    return StoreError(status);
+  }
+  const std::lock_guard lock(session.mutex);
+  session.stored_epoch[kSharedStore] = session.epoch;
+  session.owned = true;
+  return absl::OkStatus();
+}
+
+absl::Status SessionRecords::Delete(Session& session) {
+  std::unique_lock record_lock(session.record_mutex);
+  for (int store = kNumStores - 1; store >= 0; --store) {
+    if (stores_[store] == nullptr) continue;
+    SessionRecord tombstone;
+    tombstone.session_id = session.id;
+    tombstone.deleted = true;
+    {
+      const std::lock_guard lock(session.mutex);
+      if (session.life != Session::Life::kLive) return NotFound(session.id);
+      tombstone.revision = session.state.revision;
+    }
+    for (;;) {
+      const absl::StatusOr<SessionRecord> record = stores_[store]->GetRecord(session.id);
+      if (absl::IsNotFound(record.status()) || (record.ok() && record->deleted)) break;
+      if (!record.ok()) {
+        residency_->CountStoreError();
+        return StoreError(record.status());
+      }
+      tombstone.epoch = record->epoch + 1;
+      tombstone.revision = std::max(tombstone.revision, record->revision);
+      const absl::Status status = stores_[store]->PutRecord(tombstone, record->epoch);
+      if (status.ok()) break;
+      if (!absl::IsAborted(status)) {
+        residency_->CountStoreError();
+        return StoreError(status);
+      }
+    }
+  }
+  record_lock.unlock();
+  Retire(session, Session::Life::kDeleted);
+  return absl::OkStatus();
+}
+
+}  // namespace efla

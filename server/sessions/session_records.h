@@ -1,0 +1,122 @@
+// Sessions and their records in the stores: reading, claiming, writing, deleting; and this replica's lease.
+#ifndef EFLA_SERVER_SESSIONS_SESSION_RECORDS_H_
+#define EFLA_SERVER_SESSIONS_SESSION_RECORDS_H_
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "server/sessions/residency.h"
+#include "server/sessions/session.h"
+#include "server/sessions/session_store.h"
+
+namespace efla {
+
+// The home store is where sessions live: the shared one where there is one, else the disk. With both, the
+// disk keeps what has sunk, and takes what the shared store cannot take while it is out of reach.
+//
+// Ownership in a shared store. A record names the replica that may continue the session. A change begins by
+// claiming: compare-and-set of owner and epoch + 1. The write that makes the last change durable also gives
+// the record free again (owner ""), so a session that rests can be continued anywhere. A replica whose lease
+// has run out loses what it had not released: another one claims it from its last record, and the epoch
+// refuses the former owner's writes.
+//
+// Thread-safe. Locks: a session's record_mutex over its mutex over the residency's; calls of stores are made
+// under the first at most.
+class SessionRecords {
+ public:
+  struct Options {
+    std::string replica, address;
+    std::chrono::milliseconds lease_ttl{10'000};
+    std::chrono::milliseconds claim_wait{1'000};  // for another replica to release a session
+    std::function<Clock::time_point()> now;
+  };
+  SessionRecords(std::shared_ptr<Residency> residency, SessionStore* disk, SessionStore* shared,
+                 const Options& options);
+
+  bool has_home() const { return stores_[home_] != nullptr; }
+  bool has_shared() const { return stores_[kSharedStore] != nullptr; }
+  bool has_both() const { return stores_[kDiskStore] != nullptr && has_shared(); }
+  SessionStore* home() const { return stores_[home_]; }
+
+  // A session as its record has it. NOT_FOUND: there is none, it is deleted or has expired. Waits for one
+  // that another replica is just making, if it may.
+  absl::StatusOr<SessionPtr> Load(const std::string& id, StoreIndex store, bool may_wait);
+  absl::StatusOr<SessionPtr> LoadHome(const std::string& id, bool may_wait) {
+    return Load(id, home_, may_wait);
+  }
+  // Before a reading call: what other replicas have made of it. A store out of reach leaves it as it is.
+  absl::Status Refresh(Session& session);
+  // Before a change by the session's writer: makes this replica the owner. `check` is called with the
+  // session's mutex held when the session is as current as can be, and its error ends the attempt before
+  // anything is claimed. The session may be alive no longer afterwards: then whatever is returned, its life
+  // says what became of it.
+  absl::Status Acquire(Session& session, const std::function<absl::Status()>& check);
+  // Before a commit: ABORTED when another replica has taken the session over. Asks the store only where there
+  // is doubt.
+  absl::Status VerifyOwned(Session& session);
+  // For a new session, by its writer: the name is ours from here on. ALREADY_EXISTS.
+  absl::Status Reserve(Session& session);
+  // Makes all changes durable in the home store, and releases the session unless it is being changed.
+  // `all_turns`: those kept turns too that no store has yet. ABORTED: it has been taken over.
+  absl::Status Write(Session& session, bool all_turns);
+  // With both stores: likewise to the disk.
+  absl::Status WriteToDisk(Session& session) { return WriteTo(session, kDiskStore, true); }
+  // Leaves a tombstone; the session is deleted.
+  absl::Status Delete(Session& session);
+  // Its life here is over.
+  void Retire(Session& session, Session::Life life) { RetireIf(session, life, false); }
+  // Likewise, unless it is being changed; and, of an eviction, owned, or has changes to be written. Whether
+  // it is over.
+  bool Evict(Session& session) { return RetireIf(session, Session::Life::kEvicted, true); }
+  bool Expire(Session& session) { return RetireIf(session, Session::Life::kDeleted, true); }
+
+  absl::Status RenewLease();
+  void EndLease();
+
+  int64_t UnixMs(Clock::time_point time) const;
+  Clock::time_point Now() const { return options_.now ? options_.now() : Clock::now(); }
+  bool Expired(const Session& session) const;  // with its mutex held
+  uint64_t takeovers() const { return takeovers_; }
+
+ private:
+  bool RetireIf(Session& session, Session::Life life, bool only_idle);
+  absl::StatusOr<SessionRecord> GetRecord(const std::string& id, StoreIndex store);
+  absl::Status Adopt(Session& session, const SessionRecord& record, StoreIndex store);
+  absl::Status CatchUp(Session& session, const SessionRecord& record);
+  absl::Status CheckOwner(const SessionRecord& record, Clock::time_point deadline, bool& wait,
+                          bool& takeover);
+  absl::Status Settle(Session& session);
+  absl::Status StoreStates(const SessionState& state, StoreIndex store, bool all_turns);
+  bool AllStored(const SessionState& state, StoreIndex store);
+  bool HasUnstoredTurn(const SessionState& state, StoreIndex store) const;
+  bool NeedsWrite(const Session& session, StoreIndex store) const;
+  absl::Status WriteTo(Session& session, StoreIndex store, bool all_turns);
+  absl::Status PutState(Session& session, StoreIndex store);
+  std::string Payload(const SessionState& state, StoreIndex store, std::vector<ResidencePtr>& named);
+  void SetNamed(Session& session, StoreIndex store, std::vector<ResidencePtr> named);
+  bool LeaseIsGood() const;
+
+  const std::shared_ptr<Residency> residency_;
+  const std::array<SessionStore*, kNumStores> stores_;
+  const StoreIndex home_;
+  const Options options_;
+  const std::string owner_;  // this process: the replica's name and something that no other process has
+  const Clock::time_point start_;
+  const int64_t start_unix_ms_;
+  std::atomic<Clock::rep> lease_until_{0};  // in real time
+  std::atomic<uint64_t> takeovers_{0};
+};
+
+}  // namespace efla
+
+#endif  // EFLA_SERVER_SESSIONS_SESSION_RECORDS_H_
