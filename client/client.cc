@@ -51,6 +51,7 @@ Client::Client(ClientOptions options) : options_(std::move(options)) {
   channel_ = grpc::CreateCustomChannel(options_.target, grpc::InsecureChannelCredentials(), arguments);
   generation_ = v1::Generation::NewStub(channel_);
   models_ = v1::Models::NewStub(channel_);
+  sessions_ = v1::Sessions::NewStub(channel_);
 }
 
 absl::Status Client::Connect(std::stop_token stop) {
@@ -109,6 +110,74 @@ absl::StatusOr<v1::TokenizeResponse> Client::Tokenize(const v1::TokenizeRequest&
 absl::StatusOr<v1::DetokenizeResponse> Client::Detokenize(const v1::DetokenizeRequest& request,
                                                           const CallOptions& options) {
   return CallUnary(*models_, options, request, &v1::Models::Stub::Detokenize);
+}
+
+absl::StatusOr<v1::Session> Client::CreateSession(const v1::CreateSessionRequest& request,
+                                                  const CallOptions& options) {
+  return CallUnary(*sessions_, options, request, &v1::Sessions::Stub::Create);
+}
+
+absl::StatusOr<v1::Session> Client::GetSession(const v1::GetSessionRequest& request,
+                                               const CallOptions& options) {
+  return CallUnary(*sessions_, options, request, &v1::Sessions::Stub::Get);
+}
+
+absl::StatusOr<v1::ListSessionsResponse> Client::ListSessions(const v1::ListSessionsRequest& request,
+                                                              const CallOptions& options) {
+  return CallUnary(*sessions_, options, request, &v1::Sessions::Stub::List);
+}
+
+absl::StatusOr<v1::AppendResponse> Client::Append(const v1::AppendRequest& request,
+                                                  const CallOptions& options) {
+  return CallUnary(*sessions_, options, request, &v1::Sessions::Stub::Append);
+}
+
+absl::StatusOr<v1::ForkResponse> Client::Fork(const v1::ForkRequest& request, const CallOptions& options) {
+  return CallUnary(*sessions_, options, request, &v1::Sessions::Stub::Fork);
+}
+
+absl::StatusOr<v1::Session> Client::Mark(const v1::MarkRequest& request, const CallOptions& options) {
+  return CallUnary(*sessions_, options, request, &v1::Sessions::Stub::Mark);
+}
+
+absl::StatusOr<v1::Session> Client::Rewind(const v1::RewindRequest& request, const CallOptions& options) {
+  return CallUnary(*sessions_, options, request, &v1::Sessions::Stub::Rewind);
+}
+
+absl::Status Client::DeleteSession(const v1::DeleteSessionRequest& request, const CallOptions& options) {
+  return CallUnary(*sessions_, options, request, &v1::Sessions::Stub::Delete).status();
+}
+
+absl::StatusOr<v1::Session> Client::MoveSession(const v1::MoveSessionRequest& request,
+                                                const CallOptions& options) {
+  return CallUnary(*sessions_, options, request, &v1::Sessions::Stub::Move);
+}
+
+absl::StatusOr<std::string> Client::Export(const v1::ExportRequest& request, const CallOptions& options) {
+  Call call(options);
+  std::unique_ptr<grpc::ClientReader<v1::ExportResponse>> reader = sessions_->Export(call.context(), request);
+  std::string snapshot;
+  for (v1::ExportResponse part; reader->Read(&part);) snapshot += part.chunk();
+  if (grpc::Status status = reader->Finish(); !status.ok()) return FromGrpc(status);
+  return snapshot;
+}
+
+absl::StatusOr<v1::Session> Client::Import(const v1::ImportOptions& import, std::string_view snapshot,
+                                           const CallOptions& options) {
+  constexpr size_t kChunkBytes = size_t{1} << 20;  // the server's limit
+  Call call(options);
+  v1::Session session;
+  std::unique_ptr<grpc::ClientWriter<v1::ImportRequest>> writer = sessions_->Import(call.context(), &session);
+  v1::ImportRequest part;
+  *part.mutable_options() = import;
+  bool wanted = writer->Write(part);
+  for (size_t begin = 0; wanted && begin < snapshot.size(); begin += kChunkBytes) {
+    part.set_chunk(std::string(snapshot.substr(begin, kChunkBytes)));
+    wanted = writer->Write(part);
+  }
+  writer->WritesDone();
+  if (grpc::Status status = writer->Finish(); !status.ok()) return FromGrpc(status);
+  return session;
 }
 
 }  // namespace efla

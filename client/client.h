@@ -11,11 +11,13 @@
 #include <optional>
 #include <stop_token>
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "efla/v1/generation.grpc.pb.h"
 #include "efla/v1/models.grpc.pb.h"
+#include "efla/v1/sessions.grpc.pb.h"
 
 namespace efla {
 
@@ -49,6 +51,23 @@ class Client {
   absl::StatusOr<v1::DetokenizeResponse> Detokenize(const v1::DetokenizeRequest& request,
                                                     const CallOptions& options);
 
+  absl::StatusOr<v1::Session> CreateSession(const v1::CreateSessionRequest& request,
+                                            const CallOptions& options);
+  absl::StatusOr<v1::Session> GetSession(const v1::GetSessionRequest& request, const CallOptions& options);
+  absl::StatusOr<v1::ListSessionsResponse> ListSessions(const v1::ListSessionsRequest& request,
+                                                        const CallOptions& options);
+  absl::StatusOr<v1::AppendResponse> Append(const v1::AppendRequest& request, const CallOptions& options);
+  absl::StatusOr<v1::ForkResponse> Fork(const v1::ForkRequest& request, const CallOptions& options);
+  absl::StatusOr<v1::Session> Mark(const v1::MarkRequest& request, const CallOptions& options);
+  absl::StatusOr<v1::Session> Rewind(const v1::RewindRequest& request, const CallOptions& options);
+  absl::Status DeleteSession(const v1::DeleteSessionRequest& request, const CallOptions& options);
+  absl::StatusOr<v1::Session> MoveSession(const v1::MoveSessionRequest& request, const CallOptions& options);
+  // The whole snapshot.
+  absl::StatusOr<std::string> Export(const v1::ExportRequest& request, const CallOptions& options);
+  // Sends the snapshot in chunks; the server's refusal ends it early.
+  absl::StatusOr<v1::Session> Import(const v1::ImportOptions& import, std::string_view snapshot,
+                                     const CallOptions& options);
+
   // For callers that drive the callback API themselves.
   v1::Generation::Stub& generation() { return *generation_; }
 
@@ -57,6 +76,7 @@ class Client {
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Generation::Stub> generation_;
   std::unique_ptr<v1::Models::Stub> models_;
+  std::unique_ptr<v1::Sessions::Stub> sessions_;
 };
 
 // The code and the message; the details are dropped.

@@ -33,6 +33,8 @@ Command AddGenerate(CLI::App& program);
 Command AddScore(CLI::App& program);
 Command AddTokenize(CLI::App& program);
 Command AddLoad(CLI::App& program);
+Command AddSessions(CLI::App& program);
+Command AddChat(CLI::App& program);
 
 struct ServerFlags {
   std::string target = "127.0.0.1:50051";

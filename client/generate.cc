@@ -2,13 +2,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <string>
 #include <utility>
-#include <vector>
 
-#include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
 #include "client/command.h"
+#include "client/generation_flags.h"
+#include "client/session_flags.h"
 #include "nlohmann/json.hpp"
 
 namespace efla {
@@ -19,38 +19,36 @@ using Json = nlohmann::ordered_json;
 struct GenerateFlags {
   ServerFlags server;
   PromptFlags prompt;
-  std::optional<uint32_t> max_tokens, top_k, logprobs;
-  std::optional<float> temperature, top_p, min_p;
-  std::optional<uint64_t> seed;
-  std::vector<std::string> stop;
-  std::vector<uint32_t> stop_token_ids;
-  bool ignore_eos = false, json = false, stats = false;
+  GenerationFlags generation;
+  ChangeFlags change;
+  std::optional<std::string> session, on_cancel;
+  std::optional<uint32_t> logprobs;
+  bool create = false, json = false, stats = false;
 };
 
-v1::GenerateRequest MakeRequest(const GenerateFlags& flags, Prompt prompt) {
+absl::StatusOr<v1::GenerateRequest> MakeRequest(const GenerateFlags& flags) {
   v1::GenerateRequest request;
-  SetPrompt(std::move(prompt), request);
-  v1::SamplingParams& sampling = *request.mutable_sampling();
-  if (flags.temperature) sampling.set_temperature(*flags.temperature);
-  if (flags.top_k) sampling.set_top_k(*flags.top_k);
-  if (flags.top_p) sampling.set_top_p(*flags.top_p);
-  if (flags.min_p) sampling.set_min_p(*flags.min_p);
-  if (flags.seed) sampling.set_seed(*flags.seed);
-  v1::StopParams& stopping = *request.mutable_stopping();
-  if (flags.max_tokens) stopping.set_max_tokens(*flags.max_tokens);
-  stopping.mutable_stop()->Assign(flags.stop.begin(), flags.stop.end());
-  stopping.mutable_stop_token_ids()->Assign(flags.stop_token_ids.begin(), flags.stop_token_ids.end());
-  stopping.set_ignore_eos(flags.ignore_eos);
+  const bool has_prompt = flags.prompt.text || flags.prompt.file || flags.prompt.token_ids;
+  if (has_prompt || !flags.session) {
+    absl::StatusOr<Prompt> prompt = ReadPrompt(flags.prompt);
+    if (!prompt.ok()) return prompt.status();
+    SetPrompt(*std::move(prompt), request);
+  }
+  flags.generation.Fill(request);
+  request.set_request_id(flags.change.request_id);
+  if (flags.session) {
+    v1::SessionTurn& session = *request.mutable_session();
+    session.set_session_id(*flags.session);
+    session.set_create_if_missing(flags.create);
+    if (flags.change.expected_revision) session.set_expected_revision(*flags.change.expected_revision);
+    if (flags.on_cancel == "keep") session.set_on_cancel(v1::ON_CANCEL_KEEP);
+    session.set_durability(flags.change.Durability());
+  }
   if (flags.logprobs) {
     request.mutable_output()->set_logprobs(true);
     request.mutable_output()->set_top_logprobs(*flags.logprobs);
   }
   return request;
-}
-
-// "max_tokens" of FINISH_REASON_MAX_TOKENS.
-std::string ReasonName(v1::FinishReason reason) {
-  return absl::AsciiStrToLower(absl::StripPrefix(v1::FinishReason_Name(reason), "FINISH_REASON_"));
 }
 
 // `Part` is Delta or Finished.
@@ -84,7 +82,8 @@ Json FinishedJson(const v1::Finished& finished, const v1::Accepted& accepted,
   if (finished.has_stop()) json["stop"] = finished.stop();
   if (finished.has_token_id()) json["stop_token_id"] = finished.token_id();
   json["usage"] = {{"prompt_tokens", finished.usage().prompt_tokens()},
-                   {"completion_tokens", finished.usage().completion_tokens()}};
+                   {"completion_tokens", finished.usage().completion_tokens()},
+                   {"cached_tokens", finished.usage().cached_tokens()}};
   const v1::Timing& timing = finished.timing();
   json["timing"] = {{"queue_us", timing.queue_us()},
                     {"prefill_us", timing.prefill_us()},
@@ -93,26 +92,32 @@ Json FinishedJson(const v1::Finished& finished, const v1::Accepted& accepted,
   json["model"] = accepted.model();
   json["seed"] = accepted.seed();
   json["request_id"] = accepted.request_id();
+  if (finished.has_session()) {
+    const v1::SessionAfterTurn& session = finished.session();
+    json["session"] = {{"session_id", session.session_id()},
+                       {"revision", session.revision()},
+                       {"durable_revision", session.durable_revision()},
+                       {"tokens", session.tokens()},
+                       {"tier", TierName(session.tier())},
+                       {"committed", session.committed()},
+                       {"replayed", accepted.replayed()},
+                       {"expires_unix_ms", session.expires_unix_ms()}};
+  }
   return json;
 }
 
 std::string StatsLine(const v1::Finished& finished, const v1::Accepted& accepted) {
-  constexpr double kMicrosPerSecond = 1e6;
-  const v1::Timing& timing = finished.timing();
-  uint64_t tokens = finished.usage().completion_tokens();
-  double decode_seconds = (timing.total_us() - timing.first_token_us()) / kMicrosPerSecond;
-  std::string rate = tokens > 1 && decode_seconds > 0
-                         ? absl::StrFormat(", then %.1f tokens/s", (tokens - 1) / decode_seconds)
-                         : "";
+  const std::optional<double> rate = TokensPerSecond(finished);
   return absl::StrFormat(
       "%d prompt and %d completion tokens; first token after %.1f ms%s; seed %d; ended by %s\n",
-      finished.usage().prompt_tokens(), tokens, timing.first_token_us() / 1e3, rate, accepted.seed(),
-      ReasonName(finished.finish_reason()));
+      finished.usage().prompt_tokens(), finished.usage().completion_tokens(),
+      finished.timing().first_token_us() / 1e3, rate ? absl::StrFormat(", then %.1f tokens/s", *rate) : "",
+      accepted.seed(), ReasonName(finished.finish_reason()));
 }
 
 int RunGenerate(const GenerateFlags& flags) {
-  absl::StatusOr<Prompt> prompt = ReadPrompt(flags.prompt);
-  if (!prompt.ok()) return ExitStatus(prompt.status());
+  const absl::StatusOr<v1::GenerateRequest> request = MakeRequest(flags);
+  if (!request.ok()) return ExitStatus(request.status());
 
   Interrupt interrupt;
   absl::StatusOr<Client> client = ConnectedClient(flags.server, interrupt);
@@ -139,7 +144,7 @@ int RunGenerate(const GenerateFlags& flags) {
     return written.ok();
   };
   CallOptions options{.timeout = flags.server.timeout(), .stop = interrupt.token()};
-  absl::Status status = client->Generate(MakeRequest(flags, *std::move(prompt)), options, on_event);
+  absl::Status status = client->Generate(*request, options, on_event);
   if (!written.ok()) return ExitStatus(written, interrupt);
   if (!at_line_start) write("\n");
   if (status.ok() && flags.stats) std::fputs(StatsLine(finished, accepted).c_str(), stderr);
@@ -153,25 +158,15 @@ Command AddGenerate(CLI::App& program) {
   CLI::App* app = program.add_subcommand("generate", "Stream a continuation of a prompt");
   AddServerFlags(*app, flags->server);
   AddPromptFlags(*app, flags->prompt);
-  app->add_option("--max-tokens", flags->max_tokens, "Tokens drawn at most")
-      ->check(WholeNumber(0, kMaxUint32));
-  app->add_option("--temperature", flags->temperature, "0 is greedy");
-  app->add_option("--top-k", flags->top_k, "Draw from the k most probable tokens; 0 is off")
-      ->check(WholeNumber(0, kMaxUint32));
-  app->add_option("--top-p", flags->top_p,
-                  "Draw from the most probable tokens that reach this probability; 1 is off");
-  app->add_option("--min-p", flags->min_p,
-                  "Drop tokens less probable than this times the most probable; 0 is off");
-  app->add_option("--seed", flags->seed, "The same seed and request give the same tokens")
-      ->check(WholeNumber(0, kMaxUint64));
-  app->add_option("--stop", flags->stop, "Text that ends the continuation; may be repeated")
-      ->check(Utf8())
-      ->allow_extra_args(false);
-  app->add_option("--stop-token-id", flags->stop_token_ids,
-                  "Token id that ends the continuation; may be repeated")
-      ->check(WholeNumber(0, kMaxUint32))
-      ->allow_extra_args(false);
-  app->add_flag("--ignore-eos", flags->ignore_eos, "Go on after an end-of-text token");
+  AddGenerationFlags(*app, flags->generation);
+  CLI::Option* session = app->add_option("--session", flags->session,
+                                         "Continue this session with the prompt, which may be left out then");
+  app->add_flag("--create", flags->create, "Make the session when there is none")->needs(session);
+  AddChangeFlags(*app, flags->change, session);
+  app->add_option("--on-cancel", flags->on_cancel,
+                  "What becomes of a turn that is cancelled: rollback, or keep what there is")
+      ->check(CLI::IsMember({"rollback", "keep"}))
+      ->needs(session);
   CLI::Option* json = app->add_flag("--json", flags->json, "One JSON object a line");
   app->add_option("--logprobs", flags->logprobs,
                   "Log-probability of each token, and of so many alternatives (0: none); needs --json")

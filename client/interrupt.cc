@@ -31,11 +31,35 @@ Interrupt::~Interrupt() {
   watcher_.join();
 }
 
+std::stop_token Interrupt::token() const {
+  const std::scoped_lock lock(mutex_);
+  return source_.get_token();
+}
+
+std::stop_token Interrupt::Renew() {
+  const std::scoped_lock lock(mutex_);
+  source_ = std::stop_source();
+  renewed_ = true;
+  at_once_ = false;
+  return source_.get_token();
+}
+
+void Interrupt::EndAtOnce() {
+  const std::scoped_lock lock(mutex_);
+  at_once_ = true;
+}
+
 void Interrupt::Watch() {
   sigset_t signals = WatchedSignals();
   int signal = 0;
   while (sigwait(&signals, &signal) == 0 && !closing_) {
-    if (!source_.request_stop()) _exit(kExitInterrupted);
+    std::stop_source source;
+    {
+      const std::scoped_lock lock(mutex_);
+      if (at_once_ || (renewed_ && signal == SIGTERM)) _exit(kExitInterrupted);
+      source = source_;
+    }
+    if (!source.request_stop()) _exit(kExitInterrupted);
   }
 }
 

@@ -3,13 +3,14 @@
 #define EFLA_CLIENT_INTERRUPT_H_
 
 #include <atomic>
+#include <mutex>
 #include <stop_token>
 #include <thread>
 
 namespace efla {
 
 // Make one at the start of main, before any other thread: threads inherit the blocked signals. The first
-// signal requests a stop; the second ends the process at once with status 130.
+// signal requests a stop; the second ends the process at once with status 130. Any thread.
 class Interrupt {
  public:
   Interrupt();
@@ -17,12 +18,21 @@ class Interrupt {
   Interrupt(const Interrupt&) = delete;
   Interrupt& operator=(const Interrupt&) = delete;
 
-  std::stop_token token() const { return source_.get_token(); }
+  std::stop_token token() const;
+
+  // For programs that outlive what a signal stops. A fresh token: the next SIGINT requests its stop, one more
+  // ends the process; SIGTERM ends it at once.
+  std::stop_token Renew();
+  // Nothing is under way that could be stopped: signals end the process at once, until the next Renew.
+  void EndAtOnce();
 
  private:
   void Watch();
 
+  mutable std::mutex mutex_;  // guards what follows, down to at_once_
   std::stop_source source_;
+  bool renewed_ = false;
+  bool at_once_ = false;
   std::atomic<bool> closing_ = false;
   std::thread watcher_;
 };

@@ -16,7 +16,8 @@ int main(int argc, char** argv) {
   program.set_version_flag("--version", EFLA_VERSION);
   program.require_subcommand(1);
   std::vector<efla::Command> commands = {efla::AddGenerate(program), efla::AddScore(program),
-                                         efla::AddTokenize(program), efla::AddLoad(program)};
+                                         efla::AddTokenize(program), efla::AddLoad(program),
+                                         efla::AddSessions(program), efla::AddChat(program)};
   try {
     program.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

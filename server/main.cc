@@ -1,10 +1,12 @@
 // efla_server: options, listeners, model, then a loop that watches signals and health.
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <future>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,6 +27,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kWatchInterval{200};
+// Sessions are written out after the requests have ended, in what is left of the drain's time but at least
+// this.
+constexpr milliseconds kSessionsPatience{5000};
 // A drained server gives its last writes and its health watchers so long.
 constexpr milliseconds kShutdownPatience{1000};
 // A server whose engine has failed says so for so long, then ends: whoever started it starts it again.
@@ -98,7 +103,8 @@ class Server {
 
     auto rpc = RpcServer::Start({.listen = options_.listen,
                                  .max_message_bytes = options_.max_message_bytes,
-                                 .max_queue = options_.max_queue},
+                                 .max_queue = options_.max_queue,
+                                 .slow_reader_timeout = options_.slow_reader_timeout},
                                 state_, metrics_, log_);
     if (!rpc.ok()) return rpc.status();
     rpc_ = *std::move(rpc);
@@ -114,7 +120,8 @@ class Server {
 
   // A signal while loading ends the process: there is nothing to drain, and loading cannot be interrupted.
   absl::StatusOr<bool> Load() {
-    auto loading = std::async(std::launch::async, [this] { return LoadModel(options_, &metrics_, log_); });
+    auto loading = std::async(std::launch::async,
+                              [this] { return LoadModel(options_, rpc_->address(), &metrics_, log_); });
     while (!IsDone(loading)) {
       if (signals_.Wait(kLoadPollInterval)) {
         log_.Info("stopped", "stopped while the model was being loaded");
@@ -171,11 +178,13 @@ class Server {
     return true;
   }
 
-  // Readiness goes first and the sockets stay open, so that balancers see it before calls are refused.
+  // Readiness goes first and the sockets stay open, so that balancers see it before calls are refused. Turns
+  // commit while calls end; sessions go last, when nobody can change them any more.
   int Drain() {
     log_.Info("draining", "draining",
               {{"running", loaded_->engine->stats().running},
                {"timeout_seconds", static_cast<double>(options_.drain_timeout.count()) * 1e-3}});
+    const Clock::time_point deadline = Clock::now() + options_.drain_timeout;
     state_.SetDraining();
     rpc_->UpdateHealth();
     auto drained = std::async(std::launch::async, [this] { loaded_->engine->Drain(options_.drain_timeout); });
@@ -189,8 +198,29 @@ class Server {
     }
     drained.wait();
     if (!cancelled) rpc_->Shutdown(kShutdownPatience);
+    DrainSessions(cancelled ? milliseconds(0)
+                            : std::max(kSessionsPatience,
+                                       std::chrono::duration_cast<milliseconds>(deadline - Clock::now())));
     log_.Info("stopped", cancelled ? "stopped" : "drained");
     return cancelled ? EXIT_FAILURE : EXIT_SUCCESS;
+  }
+
+  void DrainSessions(milliseconds patience) {
+    const SessionManager::Stats before = loaded_->sessions->stats();
+    const Clock::time_point begin = Clock::now();
+    const int lost = loaded_->sessions->Drain(patience);
+    const std::chrono::duration<double> seconds = Clock::now() - begin;
+    const std::initializer_list<LogField> fields = {
+        {"sessions", before.sessions},
+        {"kept",
+         (loaded_->served.has_disk_store || loaded_->served.has_shared_store) ? before.sessions - lost : 0},
+        {"lost", lost},
+        {"seconds", seconds.count()}};
+    if (lost > 0) {
+      log_.Warning("sessions_drained", "some sessions could not be kept", fields);
+    } else {
+      log_.Info("sessions_drained", "sessions are in their stores", fields);
+    }
   }
 
   static constexpr milliseconds kLoadPollInterval{20}, kDrainPollInterval{20};

@@ -9,6 +9,7 @@
 #include <array>
 #include <chrono>
 #include <mutex>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -35,8 +36,9 @@ const Buckets kTokens = {1,    2,    5,     10,    20,    50,     100,    200,  
 const Buckets kRows = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024};
 const Buckets kStepTokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
 
-constexpr std::array<const char*, kNumRpcMethods> kMethodNames = {"Generate", "Complete", "Score",
-                                                                  "GetModel", "Tokenize", "Detokenize"};
+constexpr std::array<const char*, kNumRpcMethods> kMethodNames = {
+    "Generate", "Complete", "Score", "GetModel", "Tokenize", "Detokenize", "Create", "Get",   "List",
+    "Append",   "Fork",     "Mark",  "Rewind",   "Delete",   "Move",       "Export", "Import"};
 constexpr std::array<const char*, kNumRejections> kRejectionNames = {"invalid", "queue_full", "unavailable",
                                                                      "deadline", "cancelled"};
 constexpr std::array<const char*, 17> kCodeNames = {
@@ -94,6 +96,18 @@ auto MakeArray(const std::array<const char*, kSize>& values, Make make) {
   return series;
 }
 
+// A counter that somebody else keeps: raised to what that one says at each scrape.
+class Total {
+ public:
+  explicit Total(Counter& counter) : counter_(&counter) {}
+  void RaiseTo(double total) {
+    if (total > counter_->Value()) counter_->Increment(total - counter_->Value());
+  }
+
+ private:
+  Counter* counter_;
+};
+
 double Seconds(int64_t microseconds) { return static_cast<double>(microseconds) * 1e-6; }
 
 }  // namespace
@@ -117,6 +131,33 @@ struct Metrics::Series {
   Histogram& MakeHistogram(const std::string& name, const std::string& help, const Buckets& buckets,
                            const Labels& more = {}) {
     return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add(With(more), buckets);
+  }
+  Total MakeTotal(const std::string& name, const std::string& help, const Labels& more = {}) {
+    return Total(MakeCounter(name, help, more));
+  }
+  template <size_t kSize>
+  std::array<Total, kSize> MakeTotals(const std::string& name, const std::string& help,
+                                      const std::string& label,
+                                      const std::array<const char*, kSize>& values) {
+    return std::apply(
+        [&](auto... value) {
+          return std::array<Total, kSize>{MakeTotal(name, help, {{label, value}})...};
+        },
+        values);
+  }
+  void SetSessions(const SessionManager::Stats& stats) {
+    sessions.Set(stats.sessions);
+    turns.Set(stats.turns);
+    const int tiers[] = {stats.contexts_device, stats.contexts_host, stats.contexts_stored};
+    for (size_t i = 0; i < contexts.size(); ++i) contexts[i]->Set(tiers[i]);
+    host_bytes.Set(static_cast<double>(stats.host_bytes));
+    dirty.Set(stats.dirty);
+    const uint64_t lifted[] = {stats.lifts_host, stats.lifts_disk, stats.lifts_shared};
+    for (size_t i = 0; i < lifts.size(); ++i) lifts[i].RaiseTo(static_cast<double>(lifted[i]));
+    sinks.RaiseTo(static_cast<double>(stats.sinks));
+    takeovers.RaiseTo(static_cast<double>(stats.takeovers));
+    stored_bytes.RaiseTo(static_cast<double>(stats.stored_bytes));
+    store_errors.RaiseTo(static_cast<double>(stats.store_errors));
   }
   const Labels labels;
   prometheus::Registry registry{prometheus::Registry::InsertBehavior::Merge};
@@ -143,6 +184,32 @@ struct Metrics::Series {
       MakeGauge("efla_engine_last_step_timestamp_seconds", "When the last step ended, since 1970.");
   Gauge& ready = MakeGauge("efla_ready", "1 when new requests are welcome.");
   Gauge& draining = MakeGauge("efla_draining", "1 from the first SIGTERM.");
+
+  // Sessions.
+  Gauge& sessions = MakeGauge("efla_sessions", "Sessions that this server knows.");
+  Gauge& turns = MakeGauge("efla_session_turns_active", "Turns under way.");
+  std::array<Gauge*, 3> contexts =
+      MakeArray(std::array{"device", "host", "stored"}, [&](const char* tier) -> Gauge& {
+        return MakeGauge("efla_session_contexts",
+                         "Contexts (heads, kept turns, marks) by the highest tier that holds them.",
+                         {{"tier", tier}});
+      });
+  Gauge& host_bytes = MakeGauge("efla_session_host_bytes", "Host memory of sessions' states.");
+  Gauge& dirty =
+      MakeGauge("efla_session_dirty_revisions", "Revisions that no store has yet, where there is one.");
+  std::array<Total, 3> lifts =
+      MakeTotals("efla_session_lifts_total", "States lifted to the device, by where they were.", "from",
+                 std::array{"host", "disk", "shared"});
+  Total sinks = MakeTotal("efla_session_sinks_total", "States put to rest in a lower tier.");
+  Total takeovers = MakeTotal("efla_session_takeovers_total", "Sessions claimed from another server.");
+  Total stored_bytes = MakeTotal("efla_session_stored_bytes_total", "Bytes written to stores.");
+  Total store_errors = MakeTotal("efla_session_store_errors_total", "Failed calls of stores.");
+
+  // Prefix cache.
+  Total cache_lookups = MakeTotal("efla_prefix_cache_lookups_total", "Prompts that asked the prefix cache.");
+  Total cache_hits = MakeTotal("efla_prefix_cache_hits_total", "Prompts that found a beginning there.");
+  Total cache_tokens = MakeTotal("efla_prefix_cache_hit_tokens_total", "Prompt tokens taken from there.");
+  Gauge& cache_slots = MakeGauge("efla_prefix_cache_slots", "State slots that the prefix cache holds.");
 
   // Steps.
   Histogram& decode_rows =
@@ -305,6 +372,11 @@ std::string Metrics::Scrape() {
     s.pool_bytes[1]->Set(static_cast<double>(stats.slots.total) * static_cast<double>(model->slot_bytes));
     const auto now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch());
     if (stats.steps > 0) s.last_step.Set(now.count() - stats.seconds_since_step);
+    s.cache_lookups.RaiseTo(static_cast<double>(stats.prefix_cache_lookups));
+    s.cache_hits.RaiseTo(static_cast<double>(stats.prefix_cache_hits));
+    s.cache_tokens.RaiseTo(static_cast<double>(stats.prefix_cache_hit_tokens));
+    s.cache_slots.Set(stats.prefix_cache_slots);
+    if (model->sessions != nullptr) s.SetSessions(model->sessions->stats());
   }
   std::vector<prometheus::MetricFamily> families = s.registry.Collect();
   for (prometheus::MetricFamily& family : CollectProcessMetrics()) families.push_back(std::move(family));

@@ -11,8 +11,26 @@
 
 namespace efla {
 
-enum class RpcMethod { kGenerate, kComplete, kScore, kGetModel, kTokenize, kDetokenize };
-inline constexpr int kNumRpcMethods = 6;
+enum class RpcMethod {
+  kGenerate,
+  kComplete,
+  kScore,
+  kGetModel,
+  kTokenize,
+  kDetokenize,
+  kCreate,  // from here on of the Sessions service
+  kGet,
+  kList,
+  kAppend,
+  kFork,
+  kMark,
+  kRewind,
+  kDelete,
+  kMove,
+  kExport,
+  kImport
+};
+inline constexpr int kNumRpcMethods = 17;
 // As in metrics and logs: "Generate".
 const char* RpcMethodName(RpcMethod method);
 

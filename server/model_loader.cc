@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "kernels/create_device.h"
 #include "model/files.h"
+#include "model/fingerprint.h"
+#include "server/session_loader.h"
 
 namespace efla {
 namespace {
@@ -32,6 +35,20 @@ absl::StatusOr<std::shared_ptr<const Checkpoint>> OpenCheckpoint(const Options& 
   return Checkpoint::Open(options.checkpoint, {.type_override = options.model_type});
 }
 
+std::string WeightsFingerprint(const Options& options, const Checkpoint& checkpoint) {
+  if (!options.dummy_weights) {
+    std::string fingerprint = checkpoint.Fingerprint();
+    for (const TensorInfo& tensor : checkpoint.tensors()) checkpoint.Release(tensor);
+    return fingerprint;
+  }
+  // Of what they are made of: making them all again would take as long as loading.
+  Sha256 hash;
+  hash.Add(absl::StrFormat("dummy weights of type %d, seed %d\n", static_cast<int>(options.dummy_dtype),
+                           kDummySeed));
+  BeginModel(hash, checkpoint.config());
+  return hash.Hex();
+}
+
 absl::StatusOr<std::unique_ptr<const Tokenizer>> OpenTokenizer(const Options& options,
                                                                const ModelConfig& config) {
   if (options.checkpoint.empty()) return nullptr;
@@ -46,14 +63,21 @@ absl::StatusOr<std::unique_ptr<const Tokenizer>> OpenTokenizer(const Options& op
   return tokenizer;
 }
 
-// Slots that fit into a share of the free memory, up to what the kind of device can make use of.
+// Slots that fit into a share of the free memory, up to four times what runs at once: a session's turn holds
+// two, where it began and where it is, and idle sessions and the prefix cache share the rest.
 int DefaultStateSlots(const Device& device, const StateLayout& layout) {
   const bool cpu = device.info().kind == "cpu";
-  const int most = cpu ? 64 : 512;
+  const int most = cpu ? 128 : 1024;
   const double share = cpu ? 0.5 : 0.8;
   const int64_t fitting =
       static_cast<int64_t>(share * static_cast<double>(device.free_memory_bytes())) / layout.slot_bytes();
-  return static_cast<int>(std::clamp<int64_t>(fitting, 1, most));
+  return static_cast<int>(std::clamp<int64_t>(fitting, 2, most));
+}
+
+int PrefixCacheSlots(const Options& options, int state_slots) {
+  constexpr int kDefaultShare = 8;
+  return options.prefix_cache_slots < 0 ? state_slots / kDefaultShare
+                                        : std::min(options.prefix_cache_slots, state_slots);
 }
 
 int DefaultMaxRunning(const Device& device) { return device.info().kind == "cpu" ? 32 : 256; }
@@ -84,9 +108,13 @@ ServedModel Describe(const Options& options, const LoadedModel& loaded) {
   served.config = &loaded.model->config();
   served.tokenizer = loaded.tokenizer.get();
   served.engine = loaded.engine.get();
+  served.sessions = loaded.sessions.get();
+  served.has_disk_store = !options.session_dir.empty();
+  served.has_shared_store = !options.session_store.empty();
   served.limits.max_prompt_tokens = options.max_prompt_tokens;
   served.limits.max_new_tokens = options.max_new_tokens;
   served.limits.max_queue = options.max_queue;
+  served.limits.max_session_ttl_ms = options.session_ttl.count();
   const GenerationDefaults& defaults = loaded.checkpoint->defaults();
   served.defaults.temperature = defaults.temperature.value_or(served.defaults.temperature);
   served.defaults.top_k = defaults.top_k.value_or(served.defaults.top_k);
@@ -106,8 +134,9 @@ ServedModel Describe(const Options& options, const LoadedModel& loaded) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options, EngineObserver* observer,
-                                                       const Log& log) {
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options,
+                                                       const ListenAddress& grpc_address,
+                                                       EngineObserver* observer, const Log& log) {
   const auto begin = std::chrono::steady_clock::now();
   auto loaded = std::make_unique<LoadedModel>();
 
@@ -124,6 +153,11 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options, E
   loaded->checkpoint = *std::move(checkpoint);
   const ModelConfig& config = loaded->checkpoint->config();
 
+  // Reads every weight: beside the loading, which reads them too.
+  auto fingerprint = std::async(std::launch::async, [&options, checkpoint = loaded->checkpoint] {
+    return WeightsFingerprint(options, *checkpoint);
+  });
+
   auto tokenizer = OpenTokenizer(options, config);
   if (!tokenizer.ok()) return tokenizer.status();
   loaded->tokenizer = *std::move(tokenizer);
@@ -135,7 +169,8 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options, E
       .max_batch_tokens = options.max_batch_tokens,
       .max_running = options.max_running > 0 ? options.max_running : DefaultMaxRunning(*loaded->device),
       .max_queue = options.max_queue,
-      .max_prompt_tokens = options.max_prompt_tokens,
+      // A session's prompt is computed with up to a chunk of tokens that waited there.
+      .max_prompt_tokens = options.max_prompt_tokens + kChunkTokens,
       .max_new_tokens = options.max_new_tokens,
       .slow_reader_timeout = options.slow_reader_timeout};
   if (absl::Status status = engine_options.Validate(); !status.ok()) return status;
@@ -150,12 +185,23 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options, E
   loaded->states = *std::move(states);
 
   engine_options.max_running = std::min(engine_options.max_running, slots);
+  engine_options.prefix_cache_slots = PrefixCacheSlots(options, slots);
   auto engine =
       Engine::Start(*loaded->model, *loaded->states, loaded->tokenizer.get(), engine_options, observer);
   if (!engine.ok()) return engine.status();
   loaded->engine = *std::move(engine);
 
+  const SnapshotFormat format(
+      {.weights_fingerprint = fingerprint.get(),
+       .tokenizer_fingerprint = loaded->tokenizer == nullptr ? "" : loaded->tokenizer->fingerprint(),
+       .numerics = Numerics(loaded->device->info(), loaded->device->activation_bytes())},
+      config);
+  auto sessions = StartSessions(options, format, grpc_address, *loaded->engine, log);
+  if (!sessions.ok()) return sessions.status();
+  loaded->sessions = *std::move(sessions);
+
   loaded->served = Describe(options, *loaded);
+  loaded->served.max_snapshot_bytes = format.max_bytes();
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   log.Info("model_loaded", "model loaded",
            {{"model", loaded->served.name},
@@ -166,6 +212,7 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options, E
             {"state_slots", slots},
             {"slot_bytes", loaded->served.slot_bytes},
             {"max_running", engine_options.max_running},
+            {"prefix_cache_slots", engine_options.prefix_cache_slots},
             {"seconds", seconds.count()}});
   return loaded;
 }

@@ -1,4 +1,4 @@
-// From options to a running engine: device, checkpoint, weights, state pool, engine, in this order.
+// From options to a running engine: device, checkpoint, weights, state pool, engine, sessions, in this order.
 #ifndef EFLA_SERVER_MODEL_LOADER_H_
 #define EFLA_SERVER_MODEL_LOADER_H_
 
@@ -11,9 +11,11 @@
 #include "model/state_pool.h"
 #include "model/tokenizer.h"
 #include "server/engine/engine.h"
+#include "server/listen_address.h"
 #include "server/log.h"
 #include "server/options.h"
 #include "server/served_model.h"
+#include "server/sessions/session_manager.h"
 
 namespace efla {
 
@@ -25,12 +27,15 @@ struct LoadedModel {
   std::unique_ptr<Model> model;
   std::unique_ptr<StatePool> states;
   std::unique_ptr<Engine> engine;
+  std::unique_ptr<SessionManager> sessions;
   ServedModel served;
 };
 
-// Takes seconds to minutes. `observer` must outlive the engine.
-absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options, EngineObserver* observer,
-                                                       const Log& log);
+// Takes seconds to minutes. `grpc_address` is where this server is reached; `observer` must outlive the
+// engine.
+absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options,
+                                                       const ListenAddress& grpc_address,
+                                                       EngineObserver* observer, const Log& log);
 
 }  // namespace efla
 

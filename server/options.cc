@@ -2,19 +2,25 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <iostream>
 #include <limits>
 #include <map>
+#include <system_error>
 
 #include "absl/strings/str_format.h"
 #include "model/config.h"
+#include "server/sessions/redis_address.h"
 
 namespace efla {
 namespace {
 
 constexpr int kBadUsage = 2;
+constexpr int kMostSlots = 1 << 20;
+constexpr double kLongestIdleSeconds = 10 * 365 * 86400.0;
 
 // Flags whose typed form differs from their text.
 struct RawOptions {
@@ -22,6 +28,8 @@ struct RawOptions {
               admin = "0.0.0.0:9090";
   std::string log_level = "info", log_format = "text";
   double drain_seconds = 60, slow_reader_seconds = 30;
+  double device_idle_seconds = 15, host_idle_seconds = 600, session_ttl_seconds = 30 * 86400;
+  std::string session_host_bytes = "1GiB", session_dir_bytes = "0", prefix_cache_slots = "auto";
   int max_message_mib = 16;
 };
 
@@ -58,8 +66,9 @@ void Declare(CLI::App& app, Options& options, RawOptions& raw) {
   Add(app, "listen", raw.listen, "HOST:PORT for gRPC; port 0: any free one");
   Add(app, "admin", raw.admin, "HOST:PORT for /metrics, /livez and /readyz; port 0: any free one");
   Add(app, "max-message-mib", raw.max_message_mib, "Largest request message in MiB")->check(range(1, 1024));
-  Add(app, "state-slots", options.state_slots, "Sequences whose state is held at once; 0: from free memory")
-      ->check(range(0, 1 << 20));
+  Add(app, "state-slots", options.state_slots,
+      "States held on the device at once, 2 at least; 0: from free memory")
+      ->check(range(0, kMostSlots));
   Add(app, "max-running", options.max_running, "Sequences in a step's batch; 0: 32 on cpu, 256 on cuda")
       ->check(range(0, 1 << 16));
   Add(app, "max-batch-tokens", options.max_batch_tokens, "Tokens in a step, a multiple of 64")
@@ -74,6 +83,31 @@ void Declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->check(range(0.0, 86400.0));
   Add(app, "slow-reader-timeout", raw.slow_reader_seconds, "Seconds until a stream that is not read is ended")
       ->check(range(0.001, 86400.0));
+  Add(app, "prefix-cache-slots", raw.prefix_cache_slots,
+      "State slots that the prefix cache may hold; 0: none; auto: an eighth of all");
+  Add(app, "session-dir", options.session_dir,
+      "Directory of sessions' disk tier; they outlive the server there");
+  Add(app, "session-dir-bytes", raw.session_dir_bytes,
+      "Most bytes there (10GiB works too); 0: what the disk has");
+  Add(app, "session-store", options.session_store,
+      "redis://[[USER]:PASSWORD@]HOST[:PORT][/DB]: a store that servers share, so that each continues any "
+      "session");
+  Add(app, "max-sessions", options.max_sessions, "Sessions at most")->check(range(1, 100'000'000));
+  Add(app, "session-host-bytes", raw.session_host_bytes, "Host memory for idle sessions (1GiB works too)");
+  Add(app, "session-device-idle", raw.device_idle_seconds, "Seconds until an idle session leaves the device")
+      ->check(range(0.001, kLongestIdleSeconds));
+  Add(app, "session-host-idle", raw.host_idle_seconds,
+      "Seconds until an idle session leaves the server's memory, where there is a lower tier")
+      ->check(range(0.001, kLongestIdleSeconds));
+  Add(app, "session-ttl", raw.session_ttl_seconds, "Seconds until a session that is not used is gone")
+      ->check(range(1.0, kLongestIdleSeconds));
+  app.add_flag("--session-any-numerics", options.session_any_numerics,
+               "Take up states that another build or device has computed; they go on with other rounding")
+      ->envname(EnvironmentName("session-any-numerics"));
+  Add(app, "replica-name", options.replica_name,
+      "This server's name in the shared store, no other's; host name, port and a random part if empty");
+  Add(app, "advertise", options.advertise,
+      "HOST:PORT where clients reach this server, told to those that ask another; from --listen if empty");
   Add(app, "log-level", raw.log_level, "Least serious level that is logged")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   Add(app, "log-format", raw.log_format, "Lines on stderr")->check(CLI::IsMember({"text", "json"}));
@@ -98,6 +132,55 @@ ListenAddress Address(const std::string& flag, const std::string& text) {
   return *address;
 }
 
+// "1073741824", "1GiB", "1.5 GB".
+int64_t Bytes(const std::string& flag, const std::string& text) {
+  static const std::map<std::string, double> kUnits = {
+      {"", 1},      {"B", 1},           {"KB", 1e3},        {"MB", 1e6},        {"GB", 1e9},
+      {"TB", 1e12}, {"KIB", 1LL << 10}, {"MIB", 1LL << 20}, {"GIB", 1LL << 30}, {"TIB", 1LL << 40}};
+  constexpr double kMost = static_cast<double>(int64_t{1} << 50);
+  size_t end = 0;
+  double number = -1;
+  try {
+    number = std::stod(text, &end);
+  } catch (const std::exception&) {
+  }
+  std::string unit;
+  for (const char c : text.substr(end)) {
+    if (c != ' ') unit += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  const auto found = kUnits.find(unit);
+  const double bytes = found == kUnits.end() ? -1 : number * found->second;
+  if (!(bytes >= 0 && bytes <= kMost)) {
+    throw CLI::ValidationError(
+        "--" + flag,
+        absl::StrFormat("is %s; it must be 0 to 1024TiB, as bytes or with KiB, MiB, GiB, TiB", text));
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+int PrefixCacheSlots(const std::string& text) {
+  if (text == "auto") return -1;
+  int slots = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), slots);
+  if (error != std::errc() || end != text.data() + text.size() || slots < 0 || slots > kMostSlots) {
+    throw CLI::ValidationError("--prefix-cache-slots",
+                               absl::StrFormat("is %s; it must be auto, or 0 to %d", text, kMostSlots));
+  }
+  return slots;
+}
+
+// Names of replicas are parts of keys and of messages.
+void CheckReplicaName(const std::string& name) {
+  constexpr size_t kMostCharacters = 128;
+  const bool good = std::all_of(name.begin(), name.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-' || c == ':';
+  });
+  if (good && name.size() <= kMostCharacters) return;
+  throw CLI::ValidationError(
+      "--replica-name", absl::StrFormat("is \"%s\"; it may have %d characters of [A-Za-z0-9._:-] at most",
+                                        name, kMostCharacters));
+}
+
 std::string DirectoryName(const std::string& path) {
   std::filesystem::path directory = std::filesystem::absolute(path).lexically_normal();
   if (!directory.has_filename()) directory = directory.parent_path();
@@ -119,6 +202,12 @@ void Convert(const RawOptions& raw, Options& options) {
   options.max_message_bytes = int64_t{raw.max_message_mib} << 20;
   options.drain_timeout = Milliseconds("drain-timeout", raw.drain_seconds);
   options.slow_reader_timeout = Milliseconds("slow-reader-timeout", raw.slow_reader_seconds);
+  options.prefix_cache_slots = PrefixCacheSlots(raw.prefix_cache_slots);
+  options.session_host_bytes = Bytes("session-host-bytes", raw.session_host_bytes);
+  options.session_dir_bytes = Bytes("session-dir-bytes", raw.session_dir_bytes);
+  options.session_device_idle = Milliseconds("session-device-idle", raw.device_idle_seconds);
+  options.session_host_idle = Milliseconds("session-host-idle", raw.host_idle_seconds);
+  options.session_ttl = Milliseconds("session-ttl", raw.session_ttl_seconds);
   options.log_level = kLevels.at(raw.log_level);
   options.log_format = raw.log_format == "json" ? LogFormat::kJson : LogFormat::kText;
 
@@ -142,6 +231,26 @@ void Convert(const RawOptions& raw, Options& options) {
     throw CLI::ValidationError("--max-running", "is " + std::to_string(options.max_running) +
                                                     "; --state-slots is " +
                                                     std::to_string(options.state_slots));
+  }
+  if (options.state_slots == 1) {
+    throw CLI::ValidationError("--state-slots",
+                               "is 1; it must be 0, or 2 and more: a session's turn holds two");
+  }
+  if (options.state_slots > 0 && options.prefix_cache_slots > options.state_slots) {
+    throw CLI::ValidationError("--prefix-cache-slots", "is " + std::to_string(options.prefix_cache_slots) +
+                                                           "; --state-slots is " +
+                                                           std::to_string(options.state_slots));
+  }
+  if (options.session_dir_bytes > 0 && options.session_dir.empty()) {
+    throw CLI::ValidationError("--session-dir-bytes", "needs --session-dir");
+  }
+  if (!options.session_store.empty()) {
+    const absl::StatusOr<RedisAddress> address = RedisAddress::Parse(options.session_store);
+    if (!address.ok()) throw CLI::ValidationError("--session-store", std::string(address.status().message()));
+  }
+  CheckReplicaName(options.replica_name);
+  if (!options.advertise.empty() && Address("advertise", options.advertise).port == 0) {
+    throw CLI::ValidationError("--advertise", "is " + options.advertise + "; its port must be 1 to 65535");
   }
   if (options.model_name.empty()) {
     options.model_name = options.checkpoint.empty() ? options.preset : DirectoryName(options.checkpoint);

@@ -35,8 +35,20 @@ struct Options {
   int max_queue = 256;
   int64_t max_prompt_tokens = 1 << 20;
   int64_t max_new_tokens = 1 << 20;
+  int prefix_cache_slots = -1;  // below 0: an eighth of the state slots
   std::chrono::milliseconds drain_timeout{60'000};
   std::chrono::milliseconds slow_reader_timeout{30'000};
+
+  std::string session_dir;        // empty: no disk tier
+  int64_t session_dir_bytes = 0;  // 0: what the disk has
+  std::string session_store;      // redis://...; empty: no shared tier
+  int max_sessions = 100'000;
+  int64_t session_host_bytes = int64_t{1} << 30;
+  std::chrono::milliseconds session_device_idle{15'000}, session_host_idle{600'000};
+  std::chrono::milliseconds session_ttl{std::chrono::hours(24 * 30)};
+  bool session_any_numerics = false;
+  std::string replica_name;  // empty: host name, port, and a random part
+  std::string advertise;     // HOST:PORT; empty: made of --listen
 
   LogLevel log_level = LogLevel::kInfo;
   LogFormat log_format = LogFormat::kText;

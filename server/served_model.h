@@ -9,6 +9,7 @@
 #include "model/config.h"
 #include "model/tokenizer.h"
 #include "server/engine/engine.h"
+#include "server/sessions/session_manager.h"
 
 namespace efla {
 
@@ -17,6 +18,7 @@ struct RequestLimits {
   int64_t max_new_tokens = 0;
   int64_t max_reply_bytes = int64_t{64} << 20;  // of one message that carries a whole answer
   int max_queue = 0;
+  int64_t max_session_ttl_ms = 0;
 };
 
 // Sampling values for requests that have none.
@@ -31,6 +33,9 @@ struct ServedModel {
   const ModelConfig* config = nullptr;
   const Tokenizer* tokenizer = nullptr;  // null: token ids only
   Engine* engine = nullptr;
+  SessionManager* sessions = nullptr;
+  bool has_disk_store = false, has_shared_store = false;
+  int64_t max_snapshot_bytes = 0;
   RequestLimits limits;
   RequestDefaults defaults;
   int max_piece_bytes = 0;  // longest token text

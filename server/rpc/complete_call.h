@@ -5,6 +5,7 @@
 #include <grpcpp/support/byte_buffer.h>
 #include <grpcpp/support/server_callback.h>
 
+#include <string>
 #include <utility>
 
 #include "efla/v1/generation.pb.h"
@@ -23,9 +24,13 @@ class CompleteCall : public grpc::ServerUnaryReactor, private EngineCall {
 
  private:
   ~CompleteCall() override = default;
-  absl::StatusOr<GenerationRequest> Prepare(const ServedModel& model) override;
+  absl::StatusOr<CallRequest> Prepare(const ServedModel& model) override;
   void OnReady(Generation& generation) override;
   void End(grpc::Status status) override { Finish(std::move(status)); }
+  std::string Record(bool cut) override;
+  void FinishWithoutEngine();
+  void OnTurnEnd(const SessionInfo& after, bool computed) override;
+  absl::Status OnReplay(const std::string& record, const SessionInfo& now) override;
 
   const grpc::ByteBuffer& request_;  // gRPC's, like the response, until OnDone
   grpc::ByteBuffer& response_;

@@ -5,7 +5,10 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/str_format.h"
+#include "server/rpc/session_messages.h"
 #include "server/rpc/status.h"
+#include "server/sessions/session_error.h"
 
 namespace efla {
 namespace {
@@ -13,6 +16,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr size_t kMaxLoggedBytes = 256;  // of a text that the request may have made long
+
+// A session that is made with something in it: the request id under which that is appended.
+constexpr char kFirstAppendSuffix[] = "#append";
 
 constexpr milliseconds kLoadingRetry{1000};
 // Another server can take the request at once.
@@ -55,6 +61,7 @@ milliseconds QueueRetry(const ServedModel* model) {
 
 // Adds what a client needs to try again.
 absl::Status WithRefusalDetails(absl::Status status, const ServingState& state) {
+  if (HasReason(status)) return status;
   switch (status.code()) {
     case absl::StatusCode::kResourceExhausted:
       return WithRetry(WithReason(std::move(status), "QUEUE_FULL"), QueueRetry(state.model()));
@@ -70,6 +77,7 @@ absl::Status WithRefusalDetails(absl::Status status, const ServingState& state) 
 
 // The same for a call that has run.
 absl::Status WithEndDetails(absl::Status status) {
+  if (HasReason(status)) return status;
   switch (status.code()) {
     case absl::StatusCode::kResourceExhausted:
       return WithReason(std::move(status), "SLOW_READER");
@@ -115,19 +123,85 @@ void EngineCall::PrepareAndSubmit() {
     return Refuse(absl::DeadlineExceededError("the deadline passed before the request was prepared"),
                   /*reached_engine=*/false);
   }
-  absl::StatusOr<GenerationRequest> request = Prepare(*model);
-  if (!request.ok()) return Refuse(request.status(), /*reached_engine=*/false);
-  request->deadline = deadline_;
-  reply_context_ = {.request_id = request->request_id,
-                    .model = model->name,
-                    .tokenizer = model->tokenizer,
-                    .logprobs = request->logprobs,
-                    .seed = request->sampling.seed};
-  usage_.prompt_tokens = static_cast<int64_t>(request->prompt.size());
+  absl::StatusOr<CallRequest> call = Prepare(*model);
+  if (!call.ok()) return Refuse(call.status(), /*reached_engine=*/false);
+  model_ = model;
+  request_to_submit_ = std::move(call->generation);
+  request_to_submit_.deadline = deadline_;
+  reply_context_.request_id = request_to_submit_.request_id;
+  reply_context_.model = model->name;
+  reply_context_.tokenizer = model->tokenizer;
+  reply_context_.logprobs = request_to_submit_.logprobs;
+  reply_context_.seed = request_to_submit_.sampling.seed;
+  if (!call->turn) return Submit();
+  turn_request_ = std::move(call->turn);
+  session_id_ = turn_request_->change.session_id;
+  if (!environment_.session_workers.TryPost([this] { BeginTurn(); })) {
+    Refuse(absl::ResourceExhaustedError("too many calls wait for their sessions"), /*reached_engine=*/false);
+  }
+}
 
-  Engine* const engine = model->engine;
+void EngineCall::BeginTurn() {
+  {
+    std::unique_lock lock(mutex_);
+    if (cancelled_) {
+      lock.unlock();
+      return Refuse(absl::CancelledError("cancelled before its turn began"), /*reached_engine=*/false);
+    }
+  }
+  const auto refuse = [this](const absl::Status& status) {
+    Refuse(WithSessionDetails(status), /*reached_engine=*/false);
+  };
+  if (environment_.state.draining()) {
+    return refuse(WithSessionError(absl::UnavailableError("the server is shutting down"), "DRAINING"));
+  }
+  SessionManager& sessions = *model_->sessions;
+  TurnRequest& wanted = *turn_request_;
+  if (wanted.new_session_ttl) {
+    absl::StatusOr<SessionInfo> created = sessions.Create(wanted.change.session_id, *wanted.new_session_ttl,
+                                                          wanted.change.request_id, wanted.change.durability);
+    if (!created.ok()) return refuse(created.status());
+    session_id_ = wanted.change.session_id = created->session_id;
+    if (request_to_submit_.prompt.empty()) return OnTurnEnd(*created, /*computed=*/false);
+    created_ = *std::move(created);
+    // An id of its own: the session has recorded the call's for its creation.
+    if (!wanted.change.request_id.empty()) wanted.change.request_id += kFirstAppendSuffix;
+  }
+  absl::StatusOr<SessionManager::Begun> begun =
+      sessions.BeginTurn(wanted.change, wanted.on_cancel, wanted.create_if_missing);
+  if (!begun.ok()) {
+    // Somebody else is at it already, a call that this one repeats: it is not ours to delete.
+    if (absl::IsAborted(begun.status())) created_.reset();
+    return refuse(begun.status());
+  }
+  if (begun->reply) {
+    created_.reset();  // by the call that this one repeats
+    if (absl::Status status = OnReplay(*begun->reply, begun->info); !status.ok()) refuse(status);
+    return;
+  }
+  turn_ = std::move(begun->turn);
+  const SessionInfo& before = turn_->before();
+  std::vector<TokenId> tokens =
+      before.tokens == 0 ? std::move(request_to_submit_.prompt) : std::move(wanted.continuation);
+  if (tokens.empty() && (before.tokens == 0 || !wanted.generates)) {
+    return refuse(InvalidField(
+        "text", before.tokens == 0 ? "is empty and so is the session; a prompt needs a token"
+                                   : "is empty and nothing is to be generated; there is nothing to do"));
+  }
+  reply_context_.prompt_tokens = static_cast<int64_t>(tokens.size());
+  reply_context_.session_revision = before.revision;
+  const absl::StatusOr<bool> computes =
+      turn_->Prepare(std::move(tokens), wanted.generates, request_to_submit_);
+  if (!computes.ok()) return refuse(computes.status());
+  if (!*computes) return CommitTurn(absl::OkStatus(), /*computed=*/false);
+  Submit();
+}
+
+void EngineCall::Submit() {
+  usage_.prompt_tokens = static_cast<int64_t>(request_to_submit_.prompt.size());
+  Engine* const engine = model_->engine;
   absl::StatusOr<std::shared_ptr<Generation>> submitted =
-      engine->Submit(*std::move(request), [this](Generation& generation) { Ready(generation); });
+      engine->Submit(std::move(request_to_submit_), [this](Generation& generation) { Ready(generation); });
   if (!submitted.ok()) return Refuse(submitted.status(), /*reached_engine=*/true);
 
   const std::shared_ptr<Generation> generation = *std::move(submitted);
@@ -135,13 +209,65 @@ void EngineCall::PrepareAndSubmit() {
   {
     const std::scoped_lock lock(mutex_);
     generation_ = generation;
-    engine_ = engine;
     cancel = cancelled_;
     deliver = ready_early_;
   }
   // From here on the call may end at any moment: only local variables.
   if (cancel) generation->Cancel();
   if (deliver) engine->Deliver(generation);
+}
+
+void EngineCall::EndTurn(const absl::Status& end) {
+  environment_.session_workers.PostEnd([this, end] { CommitTurn(end, /*computed=*/true); });
+}
+
+void EngineCall::CommitTurn(const absl::Status& end, bool computed) {
+  absl::Status outcome = end;
+  if (outcome.ok()) {
+    const std::scoped_lock lock(mutex_);
+    // The client cannot know how far the turn had come, so that it counts as cut.
+    if (cancelled_) {
+      outcome = DeadlineHasCome()
+                    ? absl::DeadlineExceededError("the deadline passed before the turn was committed")
+                    : absl::CancelledError("cancelled before the turn was committed");
+    }
+  }
+  const bool cut = !outcome.ok();
+  const bool keeps = turn_request_->on_cancel == OnCancel::kKeep && computed;
+  std::optional<FinalState> state = computed ? generation_->TakeFinalState() : std::nullopt;
+  if (cut && (!keeps || !state)) {
+    DropTurn();
+    return EndAs(outcome);
+  }
+  // A turn raises the revision by one.
+  expected_.set_session_id(session_id_);
+  expected_.set_revision(turn_->before().revision + 1);
+  expected_.set_tokens(static_cast<uint64_t>(turn_->before().tokens + appended_tokens() +
+                                             (state ? std::ssize(state->drawn) : 0)));
+  expected_.set_committed(true);
+  absl::StatusOr<SessionInfo> after =
+      turn_->Commit(std::move(state), cut, records() ? Record(cut) : std::string());
+  if (cut || after.ok()) created_.reset();
+  DropTurn();
+  if (cut) return EndAs(outcome);
+  if (!after.ok()) return EndAs(WithSessionDetails(after.status()));
+  OnTurnEnd(*after, computed);
+}
+
+void EngineCall::DropTurn() {
+  turn_.reset();
+  if (!created_) return;
+  // Whoever has changed it since keeps it.
+  SessionChange change;
+  change.session_id = created_->session_id;
+  change.expected_revision = created_->revision;
+  const absl::Status deleted = model_->sessions->Delete(change);
+  if (!deleted.ok() && !absl::IsNotFound(deleted)) {
+    environment_.log.Warning(
+        "session_left", "a session that could not be filled is still there",
+        {{"session", created_->session_id}, {"message", std::string(deleted.message())}});
+  }
+  created_.reset();
 }
 
 void EngineCall::Ready(Generation& generation) {
@@ -174,7 +300,7 @@ void EngineCall::Deliver() {
     const std::scoped_lock lock(mutex_);
     generation = generation_;
   }
-  engine_->Deliver(generation);
+  model_->engine->Deliver(generation);
 }
 
 void EngineCall::NoteRequestId(const std::string& request_id) {
@@ -205,6 +331,7 @@ void EngineCall::EndAs(const absl::Status& status) {
 }
 
 void EngineCall::Refuse(absl::Status status, bool reached_engine) {
+  DropTurn();
   const std::chrono::duration<double> seconds = Clock::now() - begin_;
   environment_.metrics.OnRefused(RejectionOf(status.code()), reached_engine, seconds.count());
   NoteEnd(status);
@@ -219,6 +346,7 @@ void EngineCall::RecordEnd() {
   environment_.log.Info(
       "request_end", "request ended",
       {{"request_id", reply_context_.request_id},
+       {"session", session_id_},
        {"method", RpcMethodName(method_)},
        {"code", absl::StatusCodeToString(end_code_)},
        {"message", end_message_},

@@ -1,5 +1,5 @@
-// What the three methods that run the engine have in common: from the request to the engine, cancellation,
-// and the one way out.
+// What the methods that run the engine have in common: from the request to the engine, the turn of a session
+// around it, cancellation, and the one way out.
 #ifndef EFLA_SERVER_RPC_ENGINE_CALL_H_
 #define EFLA_SERVER_RPC_ENGINE_CALL_H_
 
@@ -15,14 +15,21 @@
 #include "absl/status/statusor.h"
 #include "server/engine/generation.h"
 #include "server/rpc/event_messages.h"
+#include "server/rpc/request_validation.h"
 #include "server/rpc/rpc_environment.h"
+#include "server/sessions/session_manager.h"
 
 namespace efla {
 
 // Base of a reactor. Its life, and the threads of it:
 //   Start        gRPC's thread: queues the preparation
-//   Prepare      a worker: request to GenerationRequest, then Engine::Submit
+//   Prepare      a worker: request to CallRequest, then Engine::Submit. With a session, a session worker goes
+//   on:
+//                it begins the turn, and submits or, where nothing needs computing, commits
 //   OnReady      the engine's delivery thread, one at a time: takes events and writes
+//   EndTurn      from OnReady when the end has been taken: a session worker commits the turn or drops it,
+//   then
+//                OnTurnEnd
 //   Cancel       gRPC's thread, at any moment of the above (the reactor's OnCancel)
 //   End          whoever finds the end, once; then gRPC calls the reactor's OnDone, which calls RecordEnd and
 //                deletes it. Nothing may be touched after End.
@@ -51,17 +58,44 @@ class EngineCall {
   // Counts and logs the call. In OnDone.
   void RecordEnd();
 
+  // Whether this is a turn of a session. Set before the first OnReady.
+  bool has_turn() const { return turn_ != nullptr; }
+  // Whether what Record gives will be kept.
+  bool records() const { return turn_request_ && !turn_request_->change.request_id.empty(); }
+  // Tokens that the turn appends.
+  int64_t appended_tokens() const { return reply_context_.prompt_tokens.value_or(0); }
+  // The session as the turn's commit will have made it: its name, revision and length.
+  const v1::SessionAfterTurn& expected() const { return expected_; }
+  // Ends the turn as the generation ended, cancelled calls as their on_cancel says: EndAs, or OnTurnEnd.
+  void EndTurn(const absl::Status& end);
+
   RpcEnvironment& environment() { return environment_; }
   // Set before the first OnReady.
   const ReplyContext& reply_context() const { return reply_context_; }
 
  private:
-  virtual absl::StatusOr<GenerationRequest> Prepare(const ServedModel& model) = 0;
+  virtual absl::StatusOr<CallRequest> Prepare(const ServedModel& model) = 0;
   virtual void OnReady(Generation& generation) = 0;
   // The reactor's Finish.
   virtual void End(grpc::Status status) = 0;
+  // Session worker. What a repetition of the request id is answered with; `cut`: the generation did not
+  // finish.
+  virtual std::string Record(bool cut) { return {}; }
+  // Session worker. A call with a turn ends well; answers and ends it. `computed`: events have been taken.
+  virtual void OnTurnEnd(const SessionInfo& after, bool computed) {}
+  // Session worker. The request id has been seen: answers with the record and ends the call, or says why not.
+  virtual absl::Status OnReplay(const std::string& record, const SessionInfo& now) {
+    return absl::OkStatus();
+  }
 
   void PrepareAndSubmit();
+  // Session worker.
+  void BeginTurn();
+  void CommitTurn(const absl::Status& end, bool computed);
+  // Leaves the session as it was, and one that was made for this call not at all.
+  void DropTurn();
+  // A worker, or with a turn a session worker.
+  void Submit();
   void Ready(Generation& generation);
   // Ends a call that has not run.
   void Refuse(absl::Status status, bool reached_engine);
@@ -74,14 +108,22 @@ class EngineCall {
   const std::optional<Clock::time_point> deadline_;
   const std::string peer_;  // gRPC forgets it when the connection is gone
   ReplyContext reply_context_;
+  const ServedModel* model_ = nullptr;  // set by the worker, like what follows
+  GenerationRequest request_to_submit_;
+  std::optional<TurnRequest> turn_request_;
+
+  // Session workers only, one after the other; turn_ is set before the generation.
+  std::unique_ptr<Turn> turn_;
+  v1::SessionAfterTurn expected_;
+  std::optional<SessionInfo> created_;  // the session was made for this call
 
   std::mutex mutex_;
   std::shared_ptr<Generation> generation_;  // guarded by mutex_; set once, by the worker
   bool cancelled_ = false;                  // guarded by mutex_
   bool ready_early_ = false;  // guarded by mutex_: there was something before generation_ was set
-  Engine* engine_ = nullptr;  // set with generation_
 
   // For RecordEnd.
+  std::string session_id_;
   absl::StatusCode end_code_ = absl::StatusCode::kUnknown;
   std::string end_message_;
   Usage usage_;

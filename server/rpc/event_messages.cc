@@ -1,5 +1,6 @@
 #include "server/rpc/event_messages.h"
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -13,8 +14,10 @@ std::string Bytes(const Tokenizer* tokenizer, TokenId id, bool at_start) {
   return std::string(tokenizer->PieceBytes(id, at_start));
 }
 
-void FillUsage(const Usage& usage, v1::Usage& message) {
-  message.set_prompt_tokens(static_cast<uint64_t>(usage.prompt_tokens));
+void FillUsage(const ReplyContext& context, const Usage& usage, v1::Usage& message) {
+  const int64_t prompt_tokens = context.prompt_tokens.value_or(usage.prompt_tokens);
+  message.set_prompt_tokens(static_cast<uint64_t>(prompt_tokens));
+  message.set_cached_tokens(static_cast<uint64_t>(std::min(usage.cached_tokens, prompt_tokens)));
   message.set_completion_tokens(static_cast<uint64_t>(usage.completion_tokens));
 }
 
@@ -51,11 +54,11 @@ void AddTokens(const ReplyContext& context, const std::vector<TokenOutput>& toke
 
 // Finished and CompleteResponse say how it ended in the same fields.
 template <typename Message>
-void FillEnd(FinishedEvent& event, Message& message) {
+void FillEnd(const ReplyContext& context, FinishedEvent& event, Message& message) {
   message.set_finish_reason(ToProto(event.reason));
   if (event.reason == FinishReason::kStopString) message.set_stop(std::move(event.matched_stop));
   if (event.matched_token >= 0) message.set_token_id(static_cast<uint32_t>(event.matched_token));
-  FillUsage(event.usage, *message.mutable_usage());
+  FillUsage(context, event.usage, *message.mutable_usage());
   FillTiming(event.timing, *message.mutable_timing());
 }
 
@@ -63,9 +66,10 @@ void Fill(const ReplyContext& context, AcceptedEvent& event, v1::GenerateRespons
   v1::Accepted& accepted = *message.mutable_accepted();
   accepted.set_request_id(context.request_id);
   accepted.set_model(context.model);
-  accepted.set_prompt_tokens(static_cast<uint64_t>(event.prompt_tokens));
+  accepted.set_prompt_tokens(static_cast<uint64_t>(context.prompt_tokens.value_or(event.prompt_tokens)));
   accepted.set_seed(event.seed);
   accepted.set_queue_us(static_cast<uint64_t>(event.queue_us));
+  accepted.set_session_revision(context.session_revision);
 }
 
 void Fill(const ReplyContext&, ProgressEvent& event, v1::GenerateResponse& message) {
@@ -77,7 +81,7 @@ void Fill(const ReplyContext& context, DeltaEvent& event, v1::GenerateResponse& 
   v1::Delta& delta = *message.mutable_delta();
   delta.set_text(std::move(event.text));
   AddTokens(context, event.tokens, delta);
-  FillUsage(event.usage, *delta.mutable_usage());
+  FillUsage(context, event.usage, *delta.mutable_usage());
   FillTiming(event.timing, *delta.mutable_timing());
 }
 
@@ -85,7 +89,7 @@ void Fill(const ReplyContext& context, FinishedEvent& event, v1::GenerateRespons
   v1::Finished& finished = *message.mutable_finished();
   finished.set_text(std::move(event.text));
   AddTokens(context, event.tokens, finished);
-  FillEnd(event, finished);
+  FillEnd(context, event, finished);
 }
 
 void Append(const ReplyContext&, AcceptedEvent&, v1::CompleteResponse&) {}
@@ -103,7 +107,7 @@ void Append(const ReplyContext& context, FinishedEvent& event, v1::CompleteRespo
   message.set_seed(context.seed);
   message.mutable_text()->append(event.text);
   AddTokens(context, event.tokens, message);
-  FillEnd(event, message);
+  FillEnd(context, event, message);
 }
 
 }  // namespace
@@ -127,6 +131,24 @@ v1::FinishReason ToProto(FinishReason reason) {
 void FillResponse(const ReplyContext& context, Event& event, v1::GenerateResponse& message) {
   message.Clear();
   std::visit([&](auto& one) { Fill(context, one, message); }, event);
+}
+
+void AppendMessage(const v1::GenerateResponse& message, v1::CompleteResponse& recorded) {
+  const auto add = [&](const auto& part) {
+    recorded.mutable_text()->append(part.text());
+    recorded.mutable_token_ids()->MergeFrom(part.token_ids());
+    recorded.mutable_logprobs()->MergeFrom(part.logprobs());
+    *recorded.mutable_usage() = part.usage();
+    *recorded.mutable_timing() = part.timing();
+  };
+  if (message.has_delta()) add(message.delta());
+  if (message.has_finished()) {
+    const v1::Finished& finished = message.finished();
+    add(finished);
+    recorded.set_finish_reason(finished.finish_reason());
+    if (finished.has_stop()) recorded.set_stop(finished.stop());
+    if (finished.has_token_id()) recorded.set_token_id(finished.token_id());
+  }
 }
 
 void AppendEvent(const ReplyContext& context, Event& event, v1::CompleteResponse& message) {
@@ -156,7 +178,7 @@ void FillScore(const ReplyContext& context, std::span<const TokenId> prompt, con
     if (is_text) at_start = false;
   }
   message.set_sum_logprob(sum);
-  FillUsage(finished.usage, *message.mutable_usage());
+  FillUsage(context, finished.usage, *message.mutable_usage());
   FillTiming(finished.timing, *message.mutable_timing());
 }
 

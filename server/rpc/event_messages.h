@@ -2,6 +2,8 @@
 #ifndef EFLA_SERVER_RPC_EVENT_MESSAGES_H_
 #define EFLA_SERVER_RPC_EVENT_MESSAGES_H_
 
+#include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -18,10 +20,17 @@ struct ReplyContext {
   const Tokenizer* tokenizer = nullptr;  // null: tokens have no bytes
   bool logprobs = false;
   uint64_t seed = 0;
+  // Of a session's turn: the tokens that the request added, not those that waited to be computed with them;
+  // and the revision that it began with.
+  std::optional<int64_t> prompt_tokens = {};
+  uint64_t session_revision = 0;
 };
 
 // One event as the stream's next message; text is moved out of the event.
 void FillResponse(const ReplyContext& context, Event& event, v1::GenerateResponse& message);
+
+// Adds a stream's message to what is recorded of the stream: text, tokens, usage, how it ended.
+void AppendMessage(const v1::GenerateResponse& message, v1::CompleteResponse& recorded);
 
 // Adds an event to a reply that holds the whole answer.
 void AppendEvent(const ReplyContext& context, Event& event, v1::CompleteResponse& message);

@@ -4,6 +4,7 @@
 
 #include "server/log.h"
 #include "server/metrics.h"
+#include "server/rpc/session_workers.h"
 #include "server/rpc/worker_pool.h"
 #include "server/serving_state.h"
 
@@ -12,6 +13,7 @@ namespace efla {
 struct RpcEnvironment {
   const ServingState& state;
   WorkerPool& workers;
+  SessionWorkers& session_workers;
   Metrics& metrics;
   const Log& log;
 };

@@ -12,6 +12,8 @@
 #include "absl/strings/str_format.h"
 #include "server/rpc/generation_service.h"
 #include "server/rpc/models_service.h"
+#include "server/rpc/session_workers.h"
+#include "server/rpc/sessions_service.h"
 #include "server/rpc/worker_pool.h"
 
 namespace efla {
@@ -25,6 +27,8 @@ constexpr int kMaxStreamsPerConnection = 10'000;
 // queue that should refuse.
 constexpr size_t kPreparationSlack = 1024;
 constexpr size_t kMaxPreparationBytes = size_t{256} << 20;
+// They wait for stores and copies, and one sync of a disk serves all that wait for it together.
+constexpr int kSessionThreads = 16;
 
 // gRPC's and protobuf's own messages go where ours go. Their hooks take no context.
 std::atomic<const Log*> library_log = nullptr;
@@ -50,11 +54,13 @@ class RpcServerImpl : public RpcServer {
  public:
   RpcServerImpl(const RpcServerOptions& options, const ServingState& state, Metrics& metrics, const Log& log)
       : state_(state),
+        session_workers_(kSessionThreads, static_cast<size_t>(options.max_queue) + kPreparationSlack),
         workers_(static_cast<size_t>(options.max_queue) + kPreparationSlack,
                  kMaxPreparationBytes + static_cast<size_t>(options.max_message_bytes)),
-        environment_{state, workers_, metrics, log},
+        environment_{state, workers_, session_workers_, metrics, log},
         generation_(environment_),
         models_(environment_),
+        sessions_(environment_, options.slow_reader_timeout),
         address_(options.listen) {
     library_log = &log;
     gpr_set_log_function(WriteGrpcLog);
@@ -83,6 +89,7 @@ class RpcServerImpl : public RpcServer {
     builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
     builder.RegisterService(&generation_);
     builder.RegisterService(&models_);
+    builder.RegisterService(&sessions_);
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || port == 0) {
       server_ = nullptr;
@@ -99,6 +106,7 @@ class RpcServerImpl : public RpcServer {
   void UpdateHealth() override {
     grpc::HealthCheckServiceInterface& health = *server_->GetHealthCheckService();
     health.SetServingStatus(v1::Generation::service_full_name(), state_.ready());
+    health.SetServingStatus(v1::Sessions::service_full_name(), state_.ready());
     health.SetServingStatus(v1::Models::service_full_name(), state_.model() != nullptr);
   }
 
@@ -110,10 +118,12 @@ class RpcServerImpl : public RpcServer {
 
  private:
   const ServingState& state_;
+  SessionWorkers session_workers_;  // before workers_, whose jobs go on there
   WorkerPool workers_;
   RpcEnvironment environment_;
   GenerationService generation_;
   ModelsService models_;
+  SessionsService sessions_;
   ListenAddress address_;
   std::unique_ptr<grpc::Server> server_;  // last: its calls use all of the above
 };

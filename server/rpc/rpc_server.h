@@ -1,4 +1,4 @@
-// The gRPC listener: both services, health and reflection.
+// The gRPC listener: the services, health and reflection.
 #ifndef EFLA_SERVER_RPC_RPC_SERVER_H_
 #define EFLA_SERVER_RPC_RPC_SERVER_H_
 
@@ -18,6 +18,7 @@ struct RpcServerOptions {
   ListenAddress listen;
   int64_t max_message_bytes = 0;  // of a request
   int max_queue = 0;              // the engine's
+  std::chrono::milliseconds slow_reader_timeout{30'000};
 };
 
 class RpcServer {
@@ -33,7 +34,7 @@ class RpcServer {
 
   // Tells health watchers what the state says now. Call it whenever the state may have changed; one thread.
   // "" is SERVING as long as the process lives; "efla.v1.Models" from when the model is loaded;
-  // "efla.v1.Generation" while new generations are welcome.
+  // "efla.v1.Generation" and "efla.v1.Sessions" while new generations are welcome.
   virtual void UpdateHealth() = 0;
 
   // Closes the sockets, lets calls end until `patience` has passed, then cancels them. Returns when all are

@@ -4,7 +4,6 @@
 #include <utility>
 #include <variant>
 
-#include "server/rpc/request_validation.h"
 #include "server/rpc/wire.h"
 
 namespace efla {
@@ -15,13 +14,13 @@ ScoreCall::ScoreCall(RpcEnvironment& environment, grpc::CallbackServerContext& c
   Start(request.Length());
 }
 
-absl::StatusOr<GenerationRequest> ScoreCall::Prepare(const ServedModel& model) {
+absl::StatusOr<CallRequest> ScoreCall::Prepare(const ServedModel& model) {
   v1::ScoreRequest message;
   if (absl::Status status = ParseRequest(request_, message); !status.ok()) return status;
   NoteRequestId(message.request_id());
-  absl::StatusOr<GenerationRequest> request = ToScoringRequest(message, model);
-  if (request.ok()) prompt_ = request->prompt;
-  return request;
+  absl::StatusOr<CallRequest> call = ToScoringRequest(message, model);
+  if (call.ok()) prompt_ = call->generation.prompt;
+  return call;
 }
 
 void ScoreCall::OnReady(Generation& generation) {

@@ -24,7 +24,7 @@ class ScoreCall : public grpc::ServerUnaryReactor, private EngineCall {
 
  private:
   ~ScoreCall() override = default;
-  absl::StatusOr<GenerationRequest> Prepare(const ServedModel& model) override;
+  absl::StatusOr<CallRequest> Prepare(const ServedModel& model) override;
   void OnReady(Generation& generation) override;
   void End(grpc::Status status) override { Finish(std::move(status)); }
 

@@ -45,10 +45,16 @@ absl::Status InvalidField(std::string_view field, std::string_view problem) {
   return status;
 }
 
-absl::Status WithReason(absl::Status status, std::string_view reason) {
+bool HasReason(const absl::Status& status) {
+  return status.GetPayload(TypeUrl<google::rpc::ErrorInfo>()).has_value();
+}
+
+absl::Status WithReason(absl::Status status, std::string_view reason,
+                        const std::map<std::string, std::string>& metadata) {
   google::rpc::ErrorInfo info;
   info.set_reason(std::string(reason));
   info.set_domain(kErrorDomain);
+  for (const auto& [key, value] : metadata) (*info.mutable_metadata())[key] = value;
   SetDetail(status, info);
   return status;
 }

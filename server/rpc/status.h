@@ -6,6 +6,8 @@
 #include <grpcpp/support/status.h>
 
 #include <chrono>
+#include <map>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
@@ -17,7 +19,9 @@ namespace efla {
 absl::Status InvalidField(std::string_view field, std::string_view problem);
 
 // Adds google.rpc.ErrorInfo: an upper-case word for programs, in the domain "efla".
-absl::Status WithReason(absl::Status status, std::string_view reason);
+absl::Status WithReason(absl::Status status, std::string_view reason,
+                        const std::map<std::string, std::string>& metadata = {});
+bool HasReason(const absl::Status& status);
 
 // Adds google.rpc.RetryInfo.
 absl::Status WithRetry(absl::Status status, std::chrono::milliseconds delay);

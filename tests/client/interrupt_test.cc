@@ -48,6 +48,48 @@ TEST_F(InterruptDeathTest, TheSecondSignalEndsTheProcess) {
       ::testing::ExitedWithCode(130), "");
 }
 
+TEST_F(InterruptDeathTest, ARenewedTokenIsStoppedByTheNextSignal) {
+  EXPECT_EXIT(
+      {
+        Interrupt interrupt;
+        for (int turn = 0; turn < 3; ++turn) {
+          const std::stop_token token = interrupt.Renew();
+          if (token.stop_requested()) exit(1);
+          kill(getpid(), SIGINT);
+          std::mutex mutex;
+          std::condition_variable_any stopped;
+          std::unique_lock lock(mutex);
+          stopped.wait_for(lock, token, std::chrono::seconds(30), [] { return false; });
+          if (!token.stop_requested()) exit(2);
+        }
+        exit(0);
+      },
+      ::testing::ExitedWithCode(0), "");
+}
+
+TEST_F(InterruptDeathTest, ARenewedInterruptEndsWithSigterm) {
+  EXPECT_EXIT(
+      {
+        Interrupt interrupt;
+        interrupt.Renew();
+        kill(getpid(), SIGTERM);
+        for (;;) pause();
+      },
+      ::testing::ExitedWithCode(130), "");
+}
+
+TEST_F(InterruptDeathTest, WithNothingUnderWayASignalEndsTheProcess) {
+  EXPECT_EXIT(
+      {
+        Interrupt interrupt;
+        interrupt.Renew();
+        interrupt.EndAtOnce();
+        kill(getpid(), SIGINT);
+        for (;;) pause();
+      },
+      ::testing::ExitedWithCode(130), "");
+}
+
 TEST(InterruptTest, WithoutASignalItEndsUnstopped) {
   std::stop_token token;
   {

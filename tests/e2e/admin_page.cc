@@ -121,7 +121,7 @@ void ExpectIdle(const std::string& admin_address) {
     waiting = metrics.Sum("efla_requests_waiting");
     running = metrics.Sum("efla_requests_running");
     in_use = metrics.Sum("efla_state_slots", {"kind=\"total\""}) -
-             metrics.Sum("efla_state_slots", {"kind=\"free\""});
+             metrics.Sum("efla_state_slots", {"kind=\"free\""}) - metrics.Sum("efla_prefix_cache_slots");
     return waiting == 0 && running == 0 && in_use == 0;
   };
   EXPECT_TRUE(Eventually(is_idle)) << "waiting " << waiting << ", running " << running << ", slots in use "

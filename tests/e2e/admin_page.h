@@ -35,7 +35,8 @@ class Metrics {
   std::multimap<std::string, Series> series_;
 };
 
-// Waits until no request waits or runs and every state slot is free; a test failure when that does not come.
+// Waits until no request waits or runs and every state slot is free or the prefix cache's; a test failure
+// when that does not come. For servers without sessions.
 void ExpectIdle(const std::string& admin_address);
 
 }  // namespace efla::e2e

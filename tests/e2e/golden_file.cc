@@ -41,17 +41,19 @@ std::vector<GoldenCase> GoldenCases(const std::string& name) {
   return cases;
 }
 
-Tolerance DeviceTolerance() {
+Tolerance DeviceTolerance(const std::string& checkpoint) {
   if (TestDevice() == "cpu") return {1e-3, 1e-3, -std::numeric_limits<double>::infinity()};
+  // The one with F32 weights: tests/model/golden_test.cc says why.
+  if (checkpoint == "efla_tied_sharded") return {8e-2, 16e-2, std::log(1e-3)};
   return {3e-2, 6e-2, std::log(1e-3)};
 }
 
 void ExpectGreedy(const std::vector<uint32_t>& ids, const std::vector<uint32_t>& expected,
-                  const std::vector<double>& margins, const std::string& what) {
+                  const std::vector<double>& margins, const std::string& what, const Tolerance& tolerance) {
   ASSERT_LE(ids.size(), expected.size()) << what;
   for (size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] == expected[i]) continue;
-    EXPECT_LE(margins[i], DeviceTolerance().greedy_margin)
+    EXPECT_LE(margins[i], tolerance.greedy_margin)
         << what << ", token " << i << " is " << ids[i] << ", expected " << expected[i];
     return;
   }

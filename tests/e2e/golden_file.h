@@ -30,11 +30,12 @@ struct Tolerance {
   double greedy_margin;  // a greedy choice with a smaller margin may differ
   double least_logprob;  // positions less probable than this are not compared
 };
-Tolerance DeviceTolerance();
+Tolerance DeviceTolerance(const std::string& checkpoint = "");
 
 // Compares a continuation with its greedy answer up to the first choice that was too close to call.
 void ExpectGreedy(const std::vector<uint32_t>& ids, const std::vector<uint32_t>& expected,
-                  const std::vector<double>& margins, const std::string& what);
+                  const std::vector<double>& margins, const std::string& what,
+                  const Tolerance& tolerance = DeviceTolerance());
 
 }  // namespace efla::e2e
 

@@ -29,7 +29,7 @@ class GoldenServerTest : public ::testing::TestWithParam<std::string> {
   std::unique_ptr<ServerProcess> server_;
   std::unique_ptr<v1::Generation::Stub> stub_;
   std::vector<GoldenCase> cases_;
-  const Tolerance tolerance_ = DeviceTolerance();
+  const Tolerance tolerance_ = DeviceTolerance(GetParam());
 };
 
 TEST_P(GoldenServerTest, ScoresPromptsAsTheReference) {
@@ -73,7 +73,7 @@ TEST_P(GoldenServerTest, ContinuesPromptsAsTheReference) {
     EXPECT_EQ(reply.accepted.prompt_tokens(), golden.tokens.size());
     EXPECT_EQ(reply.finished.usage().completion_tokens(), golden.greedy.size());
     ASSERT_EQ(reply.token_ids.size(), golden.greedy.size()) << Name(golden);
-    ExpectGreedy(reply.token_ids, golden.greedy, golden.greedy_margins, Name(golden));
+    ExpectGreedy(reply.token_ids, golden.greedy, golden.greedy_margins, Name(golden), tolerance_);
 
     ASSERT_EQ(reply.logprobs.size(), golden.greedy.size()) << Name(golden);
     const v1::TokenLogprob& first = reply.logprobs[0];

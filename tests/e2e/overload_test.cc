@@ -63,7 +63,7 @@ TEST(OverloadTest, AFullQueueRefusesBeforeHeadersAndTheCallMayBeRetried) {
 
 TEST(OverloadTest, AClientThatGoesAwayFreesItsSlot) {
   const auto server =
-      ServerProcess::Start(GoldenDir("efla_basic"), {"--state-slots", "1", "--max-running", "1"});
+      ServerProcess::Start(GoldenDir("efla_basic"), {"--state-slots", "2", "--max-running", "1"});
   ASSERT_NE(server, nullptr);
   for (int i = 0; i < 5; ++i) {
     // The client program dies with its connection; nothing tells the server but the closed socket.

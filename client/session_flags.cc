@@ -1,0 +1,53 @@
+#include "client/session_flags.h"
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
+#include "client/command.h"
+
+namespace efla {
+
+v1::Durability ChangeFlags::Durability() const { return ParseDurability(durability); }
+
+void AddChangeFlags(CLI::App& app, ChangeFlags& flags, CLI::Option* session) {
+  CLI::Option* const revision = app.add_option("--expected-revision", flags.expected_revision,
+                                               "Fail, and change nothing, at another revision")
+                                    ->check(WholeNumber(1, kMaxUint64));
+  app.add_option("--request-id", flags.request_id,
+                 "A repetition with the same id is answered with the first one's result");
+  if (session != nullptr) revision->needs(session);
+  AddDurabilityFlag(app, flags.durability, session);
+}
+
+void AddDurabilityFlag(CLI::App& app, std::string& durability, CLI::Option* session) {
+  CLI::Option* const option =
+      app.add_option("--durability", durability,
+                     "When the change is in a store: none (some time), async (soon), sync (now)")
+          ->check(CLI::IsMember({"none", "async", "sync"}))
+          ->capture_default_str();
+  if (session != nullptr) option->needs(session);
+}
+
+v1::Durability ParseDurability(const std::string& durability) {
+  if (durability == "none") return v1::DURABILITY_NONE;
+  return durability == "sync" ? v1::DURABILITY_SYNC : v1::DURABILITY_ASYNC;
+}
+
+std::string TierName(v1::Tier tier) {
+  return absl::AsciiStrToLower(absl::StripPrefix(v1::Tier_Name(tier), "TIER_"));
+}
+
+std::string SessionLine(const v1::Session& session) {
+  std::string line = absl::StrFormat("%s: revision %d, %d tokens, %s", session.session_id(),
+                                     session.revision(), session.tokens(), TierName(session.tier()));
+  if (session.durable_revision() > 0)
+    absl::StrAppendFormat(&line, ", durable %d", session.durable_revision());
+  if (session.busy()) line += ", busy";
+  for (int i = 0; i < session.marks_size(); ++i) {
+    absl::StrAppendFormat(&line, "%s%s at %d", i == 0 ? ", marks " : " ", session.marks(i).name(),
+                          session.marks(i).tokens());
+  }
+  return line;
+}
+
+}  // namespace efla
