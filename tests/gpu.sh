@@ -5,7 +5,7 @@
 #   cmake --preset cuda && cmake --build --preset cuda && cmake --install build/cuda --prefix BUNDLE
 #   tests/gpu.sh BUNDLE [OUT]        logs and JSON go to OUT (default: a new folder below /tmp)
 #
-# EFLA_GPU_STAGES picks among: ops golden server sanitize bench load. compute-sanitizer is used where it is found.
+# EFLA_GPU_STAGES picks among: ops golden server sanitize drift bench load. compute-sanitizer is used where it is found.
 # Where there is no GPU, the tests say that they were skipped and the status is 0. The last lines are a short table.
 set -uo pipefail
 
@@ -15,7 +15,7 @@ mkdir -p "$out"
 out=$(readlink -f "$out")
 cd "$(dirname "$(dirname "$(readlink -f "$0")")")" || exit 1
 export EFLA_TEST_SOURCE_DIR=$PWD EFLA_TEST_BIN_DIR=$bundle/bin EFLA_TEST_DEVICE=cuda
-stages=${EFLA_GPU_STAGES:-ops golden server sanitize bench load}
+stages=${EFLA_GPU_STAGES:-ops golden server sanitize drift bench load}
 table=()
 status=0
 
@@ -43,6 +43,8 @@ if has golden; then
   row golden "$bundle/bin/golden_test" --gtest_filter='*cuda*'
   row demo "$bundle/bin/demo_test" --gtest_filter='*cuda*'
   row exactness "$bundle/bin/exactness_test" --gtest_filter='*cuda*'
+  row engine_states "$bundle/bin/engine_state_test"
+  row prefix_cache "$bundle/bin/engine_prefix_cache_test"
 fi
 if ! nvidia-smi -L >/dev/null 2>&1; then
   printf '%s\n' "" "${table[@]}"
@@ -50,16 +52,24 @@ if ! nvidia-smi -L >/dev/null 2>&1; then
 fi
 if has server; then
   row server "$bundle/bin/e2e_server_test"
+  row sessions "$bundle/bin/e2e_sessions_test"
+  row 10000_calls "$bundle/bin/e2e_chaos_test"
 fi
 if has sanitize && command -v compute-sanitizer >/dev/null; then
-  ops='*MixTest*/cuda*:*HeadTest*AmongEqual*/cuda*:*ProductsTest*Linear*/cuda*'
+  ops='*FormMatchesTheReference/cudaEfla:*FormMatchesTheReference/cudaGatedDeltaNet:*AmongEqual*/cuda:*EveryRow*/cudaF16Hidden584'
   for tool in memcheck racecheck; do
-    limit=400 row "$tool" compute-sanitizer --tool $tool --error-exitcode 9 "$bundle/bin/device_ops_test" \
+    limit=${EFLA_GPU_SANITIZE_SECONDS:-400} row "$tool" compute-sanitizer --tool $tool --error-exitcode 9 "$bundle/bin/device_ops_test" \
       --gtest_filter="${EFLA_GPU_SANITIZE_FILTER:-$ops}"
   done
 fi
+if has drift; then
+  for type in efla gated_efla delta_net gated_deltanet; do
+    row "drift_$type" "$bundle/bin/drift_bench" --device cuda --type $type --json "$out/drift_$type.json"
+    cat "$out/drift_$type.log"
+  done
+fi
 if has bench; then
-  limit=300 row device_bench "$bundle/bin/device_bench" --device cuda --json "$out/device_bench.json"
+  limit=300 row device_bench "$bundle/bin/device_bench" --device cuda
   for preset in 340m 1.3b; do
     limit=300 row "bench_$preset" "$bundle/bin/efla_bench" --device cuda --preset $preset --decode-batches 1 8 32 64 128 256 \
       --prefill-lengths 2048 8192 32768 --max-batch-tokens 16384 --json "$out/bench_$preset.json"

@@ -1,6 +1,6 @@
-# Holds each #include to its place: kernels <- model <- server/engine <- server, server/rpc; proto <- server/rpc,
-# client. The include roots of efla_library() keep the project's own folders apart; headers of Debian's packages lie
-# in the system folder, where only this can. usage: cmake -D ROOT=... -P layering_test.cmake
+# Holds each #include to its place: kernels <- model <- server/engine <- server/sessions <- server, server/rpc;
+# proto <- server/rpc, client. The include roots of efla_library() keep the project's own folders apart; headers of
+# Debian's packages lie in the system folder, where only this can. usage: cmake -D ROOT=... -P layering_test.cmake
 cmake_minimum_required(VERSION 3.25)
 include(${CMAKE_CURRENT_LIST_DIR}/source_files.cmake)
 
@@ -18,6 +18,7 @@ only_in([[^kernels/(cpu|cuda)/]]      [[^(kernels|tests)/]])
 only_in([[^kernels/]]                 [[^(kernels|model|server|tests)/]])
 only_in([[^model/]]                   [[^(model|server|tests)/]])
 only_in([[^server/engine/]]           [[^(server|tests)/]])
+only_in([[^server/sessions/]]         [[^(server/sessions/|server/[a-z_]+\.(h|cc)$|server/rpc/|tests/)]])
 only_in([[^server/rpc/]]              [[^(server/rpc/|server/main\.cc$|tests/)]])
 only_in([[^server/[a-z_]+\.h$]]       [[^(server/[a-z_]+\.(h|cc)$|server/rpc/|tests/)]])
 only_in([[^client/]]                  [[^(client|tests/client)/]])
@@ -34,6 +35,8 @@ only_in([[^hwy/]]                     [[^(kernels|model|tests/kernels)/]])
 only_in([[^CLI/]]                     [[^(server/options\.cc$|client/|model/efla_checkpoint\.cc$|tests/bench/)]])
 only_in([[^spdlog/]]                  [[^server/log\.cc$]])
 only_in([[^nlohmann/]]                [[^(model|client|server|tests)/]])
+only_in([[^hiredis/]]                 [[^server/sessions/redis_connection\.cc$]])
+only_in([[^xxhash]]                   [[^(server|tests)/]])
 only_in([[^openssl/]]                 [[^(model|server)/]])
 only_in([[^gtest/]]                   [[^tests/]])
 # The CUDA module is compiled without Abseil, and so is what it includes.

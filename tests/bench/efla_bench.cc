@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -67,6 +68,15 @@ int64_t ProcessBytes(const std::string& field) {
     if (line.rfind(field, 0) == 0) return std::stoll(line.substr(field.size())) * 1024;
   }
   return 0;
+}
+
+std::string UtcTime() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc;
+  gmtime_r(&now, &utc);
+  char text[32];
+  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
+  return text;
 }
 
 int UsableCores() {
@@ -365,6 +375,7 @@ int RunBench(const Options& options, const std::string& command) {
   const int64_t state_bytes = states->layout().state_bytes();
   Json json;
   json["command"] = command;
+  json["date"] = UtcTime();
   double load_average = 0;
   if (getloadavg(&load_average, 1) == 1) json["load_average_at_start"] = load_average;
   json["device"] = {{"kind", device->info().kind}, {"name", device->info().name}};
@@ -537,7 +548,14 @@ int main(int argc, char** argv) {
                  options.max_batch_tokens, efla::kChunkTokens);
     return 2;
   }
-  std::string command;
-  for (int i = 0; i < argc; ++i) command += std::string(i > 0 ? " " : "") + argv[i];
+  std::string command = "efla_bench";  // without where it lies and where its results go
+  for (int i = 1; i < argc; ++i) {
+    const std::string argument = argv[i];
+    if (argument == "--json") {
+      ++i;
+    } else if (argument.rfind("--json=", 0) != 0) {
+      command += " " + argument;
+    }
+  }
   return efla::RunBench(options, command);
 }
