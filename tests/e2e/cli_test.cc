@@ -219,7 +219,7 @@ TEST_F(CliTest, BadFlagsAreUsageErrorsThatNameFlagValueAndRange) {
 TEST_F(CliTest, LoadFailsWhenARequestFails) {
   const ProgramResult result =
       Efla("load", *demo_server_,
-           {"--requests", "2", "--warmup", "0", "--max-tokens", "1000", "--timeout", "0.01", "--quiet"});
+           {"--requests", "2", "--warmup", "0", "--max-tokens", "20000", "--timeout", "0.3", "--quiet"});
   EXPECT_EQ(result.exit_status, 1) << result.out;
   EXPECT_NE(result.err.find("requests failed"), std::string::npos) << result.err;
 }

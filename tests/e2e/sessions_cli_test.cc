@@ -100,7 +100,7 @@ TEST_F(SessionsCliTest, EverySubcommandWorks) {
   EXPECT_EQ(list.exit_status, 0) << list.err;
   EXPECT_EQ(std::count(list.out.begin(), list.out.end(), '\n'), 3) << list.out;
   EXPECT_EQ(Json({"sessions", "delete", name_}).at("deleted"), true);
-  ExpectFails(Efla({"sessions", "get", name_}), 1, "NOT_FOUND: there is no session " + name_);
+  ExpectFails(Efla({"sessions", "get", name_}), 1, "NOT_FOUND: session " + name_ + " does not exist");
 }
 
 TEST_F(SessionsCliTest, ASessionIsMadeAndContinuedByGenerate) {
