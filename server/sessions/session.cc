@@ -49,7 +49,7 @@ absl::Status CheckContent(const RecordedReply& reply) {
 
 void SetHead(SessionState& state, ContextPtr head) {
   state.head = std::move(head);
-  state.head_since = ++state.revision;
+  state.head_since = NextRevision(state);
 }
 
 absl::Status Lost(const Session& session) {

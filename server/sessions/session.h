@@ -41,6 +41,7 @@ struct SessionState {
     ContextPtr context;
   };
   uint64_t revision = 0;
+  uint64_t skipped = 0;  // revisions that the next change leaves out: another replica may have given them out
   uint64_t head_since = 0;  // the revision that made the head what it is
   ContextPtr head = std::make_shared<const Context>();
   std::deque<KeptTurn> turns;  // oldest first
@@ -57,6 +58,10 @@ const RecordedReply* FindReply(const SessionState& state, RecordedReply::Call ca
                                const std::string& request_id);
 // ALREADY_EXISTS, naming the revision, for a reply whose content is no longer kept.
 absl::Status CheckContent(const RecordedReply& reply);
+// Counts a change.
+inline uint64_t NextRevision(SessionState& state) {
+  return state.revision += 1 + std::exchange(state.skipped, 0);
+}
 // The head gives way to another one.
 void SetHead(SessionState& state, ContextPtr head);
 
@@ -86,8 +91,9 @@ struct Session : std::enable_shared_from_this<Session> {
 
   uint64_t epoch = 0;
   std::array<uint64_t, kNumStores>
-      stored_epoch{};  // of the store's record, as far as we know; 0: none, a tombstone
-  bool owned = false;  // with a shared store: claimed and not released
+      stored_epoch{};       // of the store's record, as far as we know; 0: none, a tombstone
+  bool owned = false;       // with a shared store: claimed and not released
+  uint64_t lease_term = 0;  // of this replica's lease, in which that was last known for certain
   bool doubtful =
       false;  // a put to the shared store has failed, which may have been carried out nevertheless
 

@@ -409,7 +409,7 @@ absl::StatusOr<SessionInfo> SessionManagerImpl::Mark(const SessionChange& change
                               "SESSION_LIMIT");
     }
     state.marks[name] = {state.head_since, state.head};
-    ++state.revision;
+    NextRevision(state);
     return absl::OkStatus();
   });
 }
@@ -435,7 +435,7 @@ absl::StatusOr<SessionInfo> SessionManagerImpl::Rewind(const SessionChange& chan
       return absl::OkStatus();
     }
     if (revision && *revision >= state.head_since && *revision <= state.revision) {
-      ++state.revision;
+      NextRevision(state);
       return absl::OkStatus();
     }
     const auto turn = revision ? std::find_if(turns.begin(), turns.end(),

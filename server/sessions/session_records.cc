@@ -19,6 +19,12 @@ constexpr std::chrono::milliseconds kClaimPoll{20};
 // Attempts at writing a session that changes all the while, before its states are written with changes held
 // off.
 constexpr int kWriteAttempts = 3;
+// Records outlive their sessions in the stores by so much: a turn may take longer than its session's time to
+// live.
+constexpr int64_t kRecordSlackMs = 3'600'000;
+// What the first change after a takeover leaves out: more than the former owner can have acknowledged since
+// its last write, so that no expected revision of its clients is taken for one of ours.
+constexpr uint64_t kSkippedRevisions = 1000;
 constexpr char kOwnerSeparator = '/';
 
 absl::Status NotFound(const std::string& id, const char* why = "does not exist") {
@@ -93,6 +99,7 @@ absl::Status SessionRecords::RenewLease() {
   const Clock::time_point now = Clock::now();
   const absl::Status status = home()->RenewLease(owner_, options_.address, options_.lease_ttl);
   if (status.ok()) {
+    if (!LeaseIsGood()) ++lease_term_;  // before the lease counts as good
     lease_until_ = (now + options_.lease_ttl).time_since_epoch().count();
   } else {
     residency_->CountStoreError();
@@ -117,7 +124,7 @@ absl::StatusOr<SessionRecord> SessionRecords::GetRecord(const std::string& id, S
     return StoreError(record.status());
   }
   if (record->deleted) return NotFound(id, "has been deleted");
-  if (record->expires_unix_ms != 0 && record->expires_unix_ms <= UnixMs(Now()))
+  if (record->expires_unix_ms != 0 && record->expires_unix_ms - kRecordSlackMs <= UnixMs(Now()))
     return NotFound(id, "has expired");
   return record;
 }
@@ -179,7 +186,7 @@ absl::Status SessionRecords::Adopt(Session& session, const SessionRecord& record
     session.stored_epoch[store] = record.epoch;
     session.owned = false;
     session.doubtful = false;
-    const int64_t last_use_unix_ms = record.expires_unix_ms - session.state.ttl_ms;
+    const int64_t last_use_unix_ms = record.expires_unix_ms - kRecordSlackMs - session.state.ttl_ms;
     session.last_use =
         Now() - std::chrono::milliseconds(std::max<int64_t>(0, UnixMs(Now()) - last_use_unix_ms));
   }
@@ -281,7 +288,7 @@ absl::Status SessionRecords::Acquire(Session& session, const std::function<absl:
     const std::lock_guard lock(session.mutex);
     owned = session.owned;
     doubtful = session.doubtful;
-    if (owned && !doubtful && LeaseIsGood() && session.life == Session::Life::kLive) return check();
+    if (owned && !doubtful && OwnsForCertain(session) && session.life == Session::Life::kLive) return check();
   }
   // Out of reach: what is owned and not released goes on.
   const auto unreachable = [&](const absl::Status& status) {
@@ -293,6 +300,7 @@ absl::Status SessionRecords::Acquire(Session& session, const std::function<absl:
   }
   const Clock::time_point deadline = Clock::now() + options_.claim_wait;
   for (;;) {
+    const uint64_t lease_term = lease_term_;  // before the store is asked
     absl::StatusOr<SessionRecord> record = GetRecord(session.id, kSharedStore);
     if (absl::IsNotFound(record.status())) {
       Retire(session, Session::Life::kDeleted);
@@ -308,6 +316,7 @@ absl::Status SessionRecords::Acquire(Session& session, const std::function<absl:
       }
       session.doubtful = false;
       if (record->owner == owner_) {
+        session.lease_term = lease_term;
         lock.unlock();
         return checked();
       }
@@ -334,7 +343,9 @@ absl::Status SessionRecords::Acquire(Session& session, const std::function<absl:
       const std::lock_guard lock(session.mutex);
       session.epoch = session.stored_epoch[kSharedStore] = record->epoch;
       session.owned = true;
+      session.lease_term = lease_term;
       session.doubtful = false;
+      if (takeover) session.state.skipped = kSkippedRevisions;
       return absl::OkStatus();
     }
     if (!absl::IsAborted(status)) {
@@ -353,8 +364,14 @@ absl::Status SessionRecords::Acquire(Session& session, const std::function<absl:
 
 absl::Status SessionRecords::VerifyOwned(Session& session) {
   if (!has_shared()) return absl::OkStatus();
-  if (LeaseIsGood()) return absl::OkStatus();
+  {
+    const std::lock_guard lock(session.mutex);
+    if (OwnsForCertain(session)) return absl::OkStatus();
+  }
   const std::lock_guard record_lock(session.record_mutex);
+  // From here on nobody begins to take it over; whoever has is found next.
+  if (!LeaseIsGood()) RenewLease().IgnoreError();
+  const uint64_t lease_term = lease_term_;
   const absl::StatusOr<SessionRecord> record = stores_[kSharedStore]->GetRecord(session.id);
   if (!record.ok() && !absl::IsNotFound(record.status())) {
     residency_->CountStoreError();
@@ -363,7 +380,10 @@ absl::Status SessionRecords::VerifyOwned(Session& session) {
   {
     const std::lock_guard lock(session.mutex);
     if (session.life != Session::Life::kLive) return absl::OkStatus();  // the commit sees it
-    if (record.ok() && !record->deleted && record->epoch == session.epoch) return absl::OkStatus();
+    if (record.ok() && !record->deleted && record->epoch == session.epoch) {
+      session.lease_term = lease_term;
+      return absl::OkStatus();
+    }
   }
   Retire(session, record.ok() && !record->deleted ? Session::Life::kLost : Session::Life::kDeleted);
   return absl::AbortedError("the session has been taken over");
@@ -412,18 +432,25 @@ bool SessionRecords::AllStored(const SessionState& state, StoreIndex store) {
                                             [&](const auto& mark) { return stored(*mark.second.context); });
 }
 
-// What the store has of it: without kept turns that it has not, and those before them.
-std::string SessionRecords::Payload(const SessionState& state, StoreIndex store,
-                                    std::vector<ResidencePtr>& named) {
+// What the store has of it: without kept turns that it has not, and those before them. Nullopt: it has not
+// the head or a mark. `named`: whose snapshots the record names.
+std::optional<std::string> SessionRecords::Payload(const SessionState& state, StoreIndex store,
+                                                   std::map<ResidencePtr, std::string>& named) {
+  // Each is asked once: what the answer is may change with time.
+  const auto id_of = [&](const ResidencePtr& residence) -> std::string {
+    if (residence == nullptr) return "";
+    if (const auto known = named.find(residence); known != named.end()) return known->second;
+    std::string id = residency_->StoredId(*residence, store);
+    if (!id.empty()) named[residence] = id;
+    return id;
+  };
+  bool whole = true;
   const auto context = [&](const Context& from) {
     RecordedContext to;
+    to.snapshot_id = id_of(from.residence);
+    to.fed_tokens = from.residence == nullptr ? 0 : from.residence->fed_tokens;
     to.waiting = from.waiting;
-    if (from.residence == nullptr) return to;
-    to.snapshot_id = residency_->StoredId(*from.residence, store);
-    to.fed_tokens = from.residence->fed_tokens;
-    if (!to.snapshot_id.empty() && std::find(named.begin(), named.end(), from.residence) == named.end()) {
-      named.push_back(from.residence);
-    }
+    if (from.residence != nullptr && to.snapshot_id.empty()) whole = false;
     return to;
   };
   const SnapshotIdentity& identity = residency_->format().identity();
@@ -436,16 +463,16 @@ std::string SessionRecords::Payload(const SessionState& state, StoreIndex store,
   payload.ttl_ms = state.ttl_ms;
   payload.head = context(*state.head);
   for (const SessionState::KeptTurn& turn : state.turns) {
-    RecordedContext recorded = context(*turn.context);
-    if (turn.context->residence != nullptr && recorded.snapshot_id.empty()) {
+    if (turn.context->residence != nullptr && id_of(turn.context->residence).empty()) {
       payload.turns.clear();  // a rewind by one turn must not go back two
-      continue;
+    } else {
+      payload.turns.push_back({turn.since, turn.until, context(*turn.context)});
     }
-    payload.turns.push_back({turn.since, turn.until, std::move(recorded)});
   }
   for (const auto& [name, mark] : state.marks)
     payload.marks.push_back({name, mark.since, context(*mark.context)});
   payload.replies.assign(state.replies.begin(), state.replies.end());
+  if (!whole) return std::nullopt;
   return SerializePayload(payload);
 }
 
@@ -481,24 +508,29 @@ absl::Status SessionRecords::PutState(Session& session, StoreIndex store) {
     stays_owned = session.writer != Session::Writer::kNone;
     expected = session.stored_epoch[store];
     record.epoch = session.epoch;
-    record.expires_unix_ms = UnixMs(session.last_use) + state.ttl_ms;
+    record.expires_unix_ms = UnixMs(session.last_use) + state.ttl_ms + kRecordSlackMs;
     former = session.named[store];
     others = session.named[1 - store];
   }
-  std::vector<ResidencePtr> named;
+  std::map<ResidencePtr, std::string> named;
   record.session_id = session.id;
   record.revision = state.revision;
   record.owner = store == kSharedStore && stays_owned ? owner_ : "";
-  record.payload = Payload(state, store, named);
+  std::optional<std::string> payload = Payload(state, store, named);
+  if (!payload) return absl::FailedPreconditionError("a state is not in the store any more");
+  record.payload = *std::move(payload);
   // A state that only this record names and others here stand on stays named until theirs have been written.
-  for (ResidencePtr& residence : former) {
-    if (std::find(named.begin(), named.end(), residence) != named.end()) continue;
+  for (const ResidencePtr& residence : former) {
+    if (named.contains(residence)) continue;
     const long own = 2 + (std::find(others.begin(), others.end(), residence) != others.end() ? 2 : 0);
-    if (residency_->HasOneName(*residence, store) && residence.use_count() > own) named.push_back(residence);
-  }
-  for (const ResidencePtr& residence : named) {
+    if (!residency_->HasOneName(*residence, store) || residence.use_count() <= own) continue;
     if (std::string id = residency_->StoredId(*residence, store); !id.empty())
-      record.snapshots.push_back(std::move(id));
+      named[residence] = std::move(id);
+  }
+  std::vector<ResidencePtr> residences;
+  for (const auto& [residence, id] : named) {
+    residences.push_back(residence);
+    record.snapshots.push_back(id);
   }
 
   const bool releases = store == kSharedStore && !stays_owned;
@@ -524,7 +556,7 @@ absl::Status SessionRecords::PutState(Session& session, StoreIndex store) {
   }
   if (status.ok()) {
     residency_->CountStored(std::ssize(record.payload));
-    SetNamed(session, store, named);
+    SetNamed(session, store, residences);
     const std::lock_guard lock(session.mutex);
     session.stored_epoch[store] = record.epoch;
     if (store == home_) {
@@ -545,7 +577,7 @@ absl::Status SessionRecords::PutState(Session& session, StoreIndex store) {
   residency_->CountStoreError();
   if (absl::IsFailedPrecondition(status)) {
     // The store has lost a snapshot; what memory has is put again.
-    for (const ResidencePtr& residence : named) residency_->Recheck(*residence, store);
+    for (const ResidencePtr& residence : residences) residency_->Recheck(*residence, store);
     return status;
   }
   const std::lock_guard lock(session.mutex);
@@ -643,7 +675,8 @@ absl::Status SessionRecords::Reserve(Session& session) {
   record.session_id = session.id;
   record.epoch = session.epoch;
   record.owner = owner_;
-  record.expires_unix_ms = UnixMs(session.last_use) + session.state.ttl_ms;
+  const uint64_t lease_term = lease_term_;
+  record.expires_unix_ms = UnixMs(session.last_use) + session.state.ttl_ms + kRecordSlackMs;
   const absl::Status status = home()->PutRecord(record, expected);
   if (absl::IsAborted(status)) return exists;
   if (!status.ok()) {
@@ -653,6 +686,7 @@ absl::Status SessionRecords::Reserve(Session& session) {
   const std::lock_guard lock(session.mutex);
   session.stored_epoch[kSharedStore] = session.epoch;
   session.owned = true;
+  session.lease_term = lease_term;
   return absl::OkStatus();
 }
 

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -28,7 +29,8 @@ namespace efla {
 // claiming: compare-and-set of owner and epoch + 1. The write that makes the last change durable also gives
 // the record free again (owner ""), so a session that rests can be continued anywhere. A replica whose lease
 // has run out loses what it had not released: another one claims it from its last record, and the epoch
-// refuses the former owner's writes.
+// refuses the former owner's writes. A replica that finds that its lease may have run out (it was frozen, the
+// store was out of reach) asks the record of each session that it held before it goes on or acknowledges.
 //
 // Thread-safe. Locks: a session's record_mutex over its mutex over the residency's; calls of stores are made
 // under the first at most.
@@ -102,9 +104,15 @@ class SessionRecords {
   bool NeedsWrite(const Session& session, StoreIndex store) const;
   absl::Status WriteTo(Session& session, StoreIndex store, bool all_turns);
   absl::Status PutState(Session& session, StoreIndex store);
-  std::string Payload(const SessionState& state, StoreIndex store, std::vector<ResidencePtr>& named);
+  std::optional<std::string> Payload(const SessionState& state, StoreIndex store,
+                                     std::map<ResidencePtr, std::string>& named);
   void SetNamed(Session& session, StoreIndex store, std::vector<ResidencePtr> named);
   bool LeaseIsGood() const;
+  // Whether nobody can have taken the session over since its ownership was last known for certain: the lease
+  // has held ever since. With its mutex held.
+  bool OwnsForCertain(const Session& session) const {
+    return LeaseIsGood() && session.lease_term == lease_term_;
+  }
 
   const std::shared_ptr<Residency> residency_;
   const std::array<SessionStore*, kNumStores> stores_;
@@ -114,6 +122,7 @@ class SessionRecords {
   const Clock::time_point start_;
   const int64_t start_unix_ms_;
   std::atomic<Clock::rep> lease_until_{0};  // in real time
+  std::atomic<uint64_t> lease_term_{0};     // rises whenever the lease may have run out before it was renewed
   std::atomic<uint64_t> takeovers_{0};
 };
 
