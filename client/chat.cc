@@ -34,7 +34,7 @@ struct ChatFlags {
   ServerFlags server;
   GenerationFlags generation;
   std::optional<std::string> session;
-  std::string prefix, suffix;
+  std::string prefix, suffix, durability = "async";
 };
 
 class Chat {
@@ -53,7 +53,7 @@ class Chat {
       if (!terminal_) return exit_status;
       exit_status = 0;
     }
-    return exit_status;
+    return durable_ ? exit_status : kExitFailure;
   }
 
  private:
@@ -68,7 +68,8 @@ class Chat {
     if (absl::IsNotFound(session.status())) {
       v1::CreateSessionRequest create;
       create.set_session_id(get.session_id());
-      session = client_.CreateSession(create, Options());
+      create.set_durability(Durability());
+      session = NoteDurability(client_.CreateSession(create, Options()));
     }
     if (absl::Status status = Adopt(session); !status.ok()) return status;
     if (terminal_) std::fputs("  /help shows the commands, Ctrl-C cancels an answer\n", stderr);
@@ -80,6 +81,7 @@ class Chat {
     if (terminal_) std::fputs("> ", stderr);
     const bool read = static_cast<bool>(std::getline(std::cin, line));
     if (!read && terminal_) std::fputs("\n", stderr);
+    if (!terminal_ && line.ends_with('\r')) line.pop_back();
     interrupt_.Renew();
     return read;
   }
@@ -116,6 +118,7 @@ class Chat {
     if (!line.empty()) request.set_text(flags_.prefix + line + flags_.suffix);
     request.mutable_session()->set_session_id(session_.session_id());
     request.mutable_session()->set_expected_revision(session_.revision());
+    request.mutable_session()->set_durability(Durability());
     v1::Finished finished;
     absl::Status written;
     bool at_line_start = true;
@@ -146,6 +149,7 @@ class Chat {
                                rate ? absl::StrFormat(" at %.0f tokens/s", *rate) : "")
                    .c_str(),
                stderr);
+    durable_ = IsAsDurable(Durability(), after) && durable_;
     return absl::OkStatus();
   }
 
@@ -175,6 +179,14 @@ class Chat {
     return absl::OkStatus();
   }
 
+  v1::Durability Durability() const { return ParseDurability(flags_.durability); }
+
+  // Of a session that this chat has changed.
+  absl::StatusOr<v1::Session> NoteDurability(absl::StatusOr<v1::Session> session) {
+    if (session.ok()) durable_ = IsAsDurable(Durability(), *session) && durable_;
+    return session;
+  }
+
   absl::Status Refresh() {
     v1::GetSessionRequest request;
     request.set_session_id(session_.session_id());
@@ -193,19 +205,20 @@ class Chat {
     Request request;
     request.set_session_id(session_.session_id());
     request.set_expected_revision(session_.revision());
+    if constexpr (requires { request.set_durability(Durability()); }) request.set_durability(Durability());
     return request;
   }
 
   absl::Status Rewind(const std::string& mark) {
     auto request = ChangeRequest<v1::RewindRequest>();
     if (!mark.empty()) request.set_mark(mark);
-    return Adopt(client_.Rewind(request, Options()));
+    return Adopt(NoteDurability(client_.Rewind(request, Options())));
   }
 
   absl::Status Mark(const std::string& name) {
     auto request = ChangeRequest<v1::MarkRequest>();
     request.set_name(name);
-    return Adopt(client_.Mark(request, Options()));
+    return Adopt(NoteDurability(client_.Mark(request, Options())));
   }
 
   absl::Status Fork(const std::string& name) {
@@ -213,7 +226,7 @@ class Chat {
     request.add_child_ids(name);
     const absl::StatusOr<v1::ForkResponse> reply = client_.Fork(request, Options());
     if (!reply.ok()) return AfterFailure(reply.status());
-    return Adopt(reply->children(0));
+    return Adopt(NoteDurability(reply->children(0)));
   }
 
   absl::Status Save(const std::string& file) {
@@ -227,9 +240,9 @@ class Chat {
   }
 
   absl::Status Load(const std::string& file) {
-    const absl::StatusOr<std::string> snapshot = ReadFile(file);
-    if (!snapshot.ok()) return snapshot.status();
-    return Adopt(client_.Import({}, *snapshot, Options()));
+    v1::ImportOptions import;
+    import.set_durability(Durability());
+    return Adopt(NoteDurability(ImportFile(client_, import, file, Options())));
   }
 
   const ChatFlags& flags_;
@@ -237,6 +250,7 @@ class Chat {
   Interrupt& interrupt_;
   const bool terminal_;
   bool leaving_ = false;
+  bool durable_ = true;  // every change so far, as asked
   v1::Session session_;
 };
 
@@ -258,6 +272,7 @@ Command AddChat(CLI::App& program) {
                   "The session, made when there is none; a new one when left out");
   app->add_option("--prefix", flags->prefix, "Text put in front of each line")->check(Utf8());
   app->add_option("--suffix", flags->suffix, "Text put after each line")->check(Utf8());
+  AddDurabilityFlag(*app, flags->durability);
   AddGenerationFlags(*app, flags->generation);
   app->footer(kHelp);
   return {app, [flags] { return RunChat(*flags); }};

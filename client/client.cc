@@ -165,15 +165,31 @@ absl::StatusOr<std::string> Client::Export(const v1::ExportRequest& request, con
 absl::StatusOr<v1::Session> Client::Import(const v1::ImportOptions& import, std::string_view snapshot,
                                            const CallOptions& options) {
   constexpr size_t kChunkBytes = size_t{1} << 20;  // the server's limit
+  const auto next = [&]() -> absl::StatusOr<std::string> {
+    std::string chunk(snapshot.substr(0, kChunkBytes));
+    snapshot.remove_prefix(chunk.size());
+    return chunk;
+  };
+  return Import(import, next, options);
+}
+
+absl::StatusOr<v1::Session> Client::Import(const v1::ImportOptions& import,
+                                           const std::function<absl::StatusOr<std::string>()>& next,
+                                           const CallOptions& options) {
   Call call(options);
   v1::Session session;
   std::unique_ptr<grpc::ClientWriter<v1::ImportRequest>> writer = sessions_->Import(call.context(), &session);
   v1::ImportRequest part;
   *part.mutable_options() = import;
-  bool wanted = writer->Write(part);
-  for (size_t begin = 0; wanted && begin < snapshot.size(); begin += kChunkBytes) {
-    part.set_chunk(std::string(snapshot.substr(begin, kChunkBytes)));
-    wanted = writer->Write(part);
+  while (writer->Write(part)) {
+    absl::StatusOr<std::string> chunk = next();
+    if (!chunk.ok()) {
+      call.context()->TryCancel();
+      writer->Finish();
+      return chunk.status();
+    }
+    if (chunk->empty()) break;
+    part.set_chunk(*std::move(chunk));
   }
   writer->WritesDone();
   if (grpc::Status status = writer->Finish(); !status.ok()) return FromGrpc(status);

@@ -67,6 +67,11 @@ class Client {
   // Sends the snapshot in chunks; the server's refusal ends it early.
   absl::StatusOr<v1::Session> Import(const v1::ImportOptions& import, std::string_view snapshot,
                                      const CallOptions& options);
+  // The same with chunks, 1 MiB at most, as `next` gives them: none is asked for after an empty one, which
+  // ends the snapshot, after an error, which is returned, or after the server's refusal.
+  absl::StatusOr<v1::Session> Import(const v1::ImportOptions& import,
+                                     const std::function<absl::StatusOr<std::string>()>& next,
+                                     const CallOptions& options);
 
   // For callers that drive the callback API themselves.
   v1::Generation::Stub& generation() { return *generation_; }

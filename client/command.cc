@@ -135,7 +135,7 @@ absl::StatusOr<Client> ConnectedClient(const ServerFlags& flags, const Interrupt
 
 absl::Status WriteOut(const std::string& text) {
   if (std::fwrite(text.data(), 1, text.size(), stdout) != text.size() || std::fflush(stdout) != 0) {
-    return absl::UnavailableError(
+    return absl::FailedPreconditionError(
         absl::StrFormat("cannot write to standard output: %s", std::strerror(errno)));
   }
   return absl::OkStatus();

@@ -33,6 +33,8 @@ absl::StatusOr<v1::GenerateRequest> MakeRequest(const GenerateFlags& flags) {
     absl::StatusOr<Prompt> prompt = ReadPrompt(flags.prompt);
     if (!prompt.ok()) return prompt.status();
     SetPrompt(*std::move(prompt), request);
+  } else if (flags.create) {
+    request.set_text("");  // a session that is made now begins with the model's first token
   }
   flags.generation.Fill(request);
   request.set_request_id(flags.change.request_id);
@@ -148,6 +150,9 @@ int RunGenerate(const GenerateFlags& flags) {
   if (!written.ok()) return ExitStatus(written, interrupt);
   if (!at_line_start) write("\n");
   if (status.ok() && flags.stats) std::fputs(StatsLine(finished, accepted).c_str(), stderr);
+  if (status.ok() && finished.has_session() && !IsAsDurable(flags.change.Durability(), finished.session())) {
+    return kExitFailure;
+  }
   return CallExitStatus(status, interrupt);
 }
 

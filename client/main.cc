@@ -26,9 +26,12 @@ int main(int argc, char** argv) {
     std::replace(what.begin(), what.end(), '\n', ' ');
     const std::string unknown = efla::UnknownSubcommand(program, argc, argv);
     if (!unknown.empty()) what = "there is no subcommand " + unknown;
-    std::vector<CLI::App*> chosen = program.get_subcommands();
-    std::fprintf(stderr, "efla: %s; see: efla %s--help\n", what.c_str(),
-                 chosen.empty() ? "" : (chosen.front()->get_name() + " ").c_str());
+    std::string chosen;
+    for (const CLI::App* app = &program; !app->get_subcommands().empty();) {
+      app = app->get_subcommands().front();
+      chosen += app->get_name() + " ";
+    }
+    std::fprintf(stderr, "efla: %s; see: efla %s--help\n", what.c_str(), chosen.c_str());
     return efla::kExitUsage;
   }
   for (const efla::Command& command : commands) {

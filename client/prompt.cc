@@ -4,26 +4,46 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
-#include <fstream>
 #include <iostream>
 
 #include "absl/strings/str_format.h"
 
 namespace efla {
 
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream file;
-  if (path != "-") {
-    file.open(path, std::ios::binary);
-    if (!file) return absl::NotFoundError(absl::StrFormat("cannot open %s: %s", path, std::strerror(errno)));
+InputFile::InputFile(const std::string& path, size_t max_bytes) : path_(path), max_bytes_(max_bytes) {
+  if (path == "-") return;
+  file_.open(path, std::ios::binary);
+  if (!file_)
+    opened_ = absl::NotFoundError(absl::StrFormat("cannot open %s: %s", path, std::strerror(errno)));
+}
+
+absl::StatusOr<std::string> InputFile::Next() {
+  constexpr size_t kPartBytes = size_t{1} << 20;
+  if (!opened_.ok()) return opened_;
+  std::istream& input = path_ == "-" ? std::cin : file_;
+  std::string part(kPartBytes, '\0');
+  input.read(part.data(), static_cast<std::streamsize>(part.size()));
+  if (input.bad()) {
+    return absl::InvalidArgumentError(absl::StrFormat("cannot read %s: %s", path_, std::strerror(errno)));
   }
-  std::istream& input = path == "-" ? std::cin : file;
+  part.resize(static_cast<size_t>(input.gcount()));
+  bytes_ += part.size();
+  if (bytes_ > max_bytes_) {
+    return absl::InvalidArgumentError(absl::StrFormat("%s has more than %d bytes, the most that are read",
+                                                      path_ == "-" ? "standard input" : path_, max_bytes_));
+  }
+  return part;
+}
+
+absl::StatusOr<std::string> ReadFile(const std::string& path) {
+  InputFile file(path, kMaxTextBytes);
   std::string bytes;
-  char buffer[1 << 16];
-  while (input.read(buffer, sizeof(buffer)) || input.gcount() > 0) bytes.append(buffer, input.gcount());
-  if (input.bad())
-    return absl::InvalidArgumentError(absl::StrFormat("cannot read %s: %s", path, std::strerror(errno)));
-  return bytes;
+  for (;;) {
+    absl::StatusOr<std::string> part = file.Next();
+    if (!part.ok()) return part;
+    if (part->empty()) return bytes;
+    bytes += *part;
+  }
 }
 
 // Unicode's table of well-formed byte sequences: no overlong forms, no surrogates, none above U+10FFFF.

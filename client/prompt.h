@@ -2,7 +2,9 @@
 #ifndef EFLA_CLIENT_PROMPT_H_
 #define EFLA_CLIENT_PROMPT_H_
 
+#include <cstddef>
 #include <cstdint>
+#include <fstream>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,7 +24,25 @@ struct PromptFlags {
   std::optional<std::string> token_ids;  // --token-ids
 };
 
-// The bytes of a file as they are; "-" reads standard input to its end.
+inline constexpr size_t kMaxTextBytes = size_t{256} << 20;
+inline constexpr size_t kMaxSnapshotBytes = size_t{4} << 30;
+
+// A file read part by part; "-" is standard input.
+class InputFile {
+ public:
+  explicit InputFile(const std::string& path, size_t max_bytes);
+  // At most 1 MiB, nothing at the end; an error where it cannot be read or has more than `max_bytes`.
+  absl::StatusOr<std::string> Next();
+
+ private:
+  const std::string path_;
+  const size_t max_bytes_;
+  size_t bytes_ = 0;
+  absl::Status opened_;
+  std::ifstream file_;
+};
+
+// The bytes of a file as they are, kMaxTextBytes at most; "-" reads standard input to its end.
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
 // Offset of the first byte that no UTF-8 text has there; nothing when all are UTF-8.

@@ -1,5 +1,8 @@
 #include "client/session_flags.h"
 
+#include <cstdio>
+#include <utility>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
@@ -48,6 +51,27 @@ std::string SessionLine(const v1::Session& session) {
                           session.marks(i).tokens());
   }
   return line;
+}
+
+void TellNotDurable(const std::string& session_id, uint64_t revision, uint64_t durable_revision) {
+  std::fputs(absl::StrFormat("efla: session %s: revision %d is not durable; the last durable one is %d\n",
+                             session_id, revision, durable_revision)
+                 .c_str(),
+             stderr);
+}
+
+absl::StatusOr<v1::Session> ImportFile(Client& client, const v1::ImportOptions& import,
+                                       const std::string& path, const CallOptions& options) {
+  InputFile file(path, kMaxSnapshotBytes);
+  absl::StatusOr<std::string> first = file.Next();
+  if (!first.ok()) return first.status();
+  if (first->empty()) {
+    return absl::InvalidArgumentError(absl::StrFormat("%s is empty", path == "-" ? "standard input" : path));
+  }
+  const auto next = [&]() -> absl::StatusOr<std::string> {
+    return first->empty() ? file.Next() : std::exchange(*first, "");
+  };
+  return client.Import(import, next, options);
 }
 
 }  // namespace efla

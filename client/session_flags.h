@@ -7,6 +7,7 @@
 #include <string>
 
 #include "CLI/CLI.hpp"
+#include "client/client.h"
 #include "efla/v1/sessions.pb.h"
 
 namespace efla {
@@ -33,6 +34,20 @@ v1::Durability ParseDurability(const std::string& durability);
 std::string TierName(v1::Tier tier);
 // "story: revision 3, 132 tokens, device", what may be left out left out.
 std::string SessionLine(const v1::Session& session);
+
+void TellNotDurable(const std::string& session_id, uint64_t revision, uint64_t durable_revision);
+// False, with a line on standard error, when sync was asked for and the store does not have what `session`,
+// a Session or SessionAfterTurn, has become.
+template <typename Session>
+bool IsAsDurable(v1::Durability asked, const Session& session) {
+  if (asked != v1::DURABILITY_SYNC || session.durable_revision() >= session.revision()) return true;
+  TellNotDurable(session.session_id(), session.revision(), session.durable_revision());
+  return false;
+}
+
+// A session made of the file's snapshot, which is sent as it is read.
+absl::StatusOr<v1::Session> ImportFile(Client& client, const v1::ImportOptions& import,
+                                       const std::string& path, const CallOptions& options);
 
 }  // namespace efla
 

@@ -30,6 +30,7 @@ struct SessionsFlags {
   std::optional<uint32_t> count;
   std::vector<std::string> children;
   bool json = false;
+  bool durable = true;  // afterwards: what was changed is as durable as asked
 };
 
 Json SessionJson(const v1::Session& session) {
@@ -52,11 +53,16 @@ Json SessionJson(const v1::Session& session) {
   return json;
 }
 
-absl::Status Print(const SessionsFlags& flags, const v1::Session& session) {
+void NoteDurability(SessionsFlags& flags, const v1::Session& session) {
+  if (flags.durable) flags.durable = IsAsDurable(flags.change.Durability(), session);
+}
+
+absl::Status Print(SessionsFlags& flags, const v1::Session& session) {
+  NoteDurability(flags, session);
   return WriteOut((flags.json ? SessionJson(session).dump() : SessionLine(session)) + "\n");
 }
 
-absl::Status Print(const SessionsFlags& flags, const absl::StatusOr<v1::Session>& session) {
+absl::Status Print(SessionsFlags& flags, const absl::StatusOr<v1::Session>& session) {
   return session.ok() ? Print(flags, *session) : session.status();
 }
 
@@ -68,7 +74,7 @@ bool HasPrompt(const SessionsFlags& flags) {
   return flags.prompt.text || flags.prompt.file || flags.prompt.token_ids;
 }
 
-absl::Status RunCreate(const SessionsFlags& flags, Client& client, const CallOptions& options) {
+absl::Status RunCreate(SessionsFlags& flags, Client& client, const CallOptions& options) {
   v1::CreateSessionRequest request;
   request.set_session_id(flags.new_id.value_or(""));
   request.set_request_id(flags.change.request_id);
@@ -82,13 +88,13 @@ absl::Status RunCreate(const SessionsFlags& flags, Client& client, const CallOpt
   return Print(flags, client.CreateSession(request, options));
 }
 
-absl::Status RunGet(const SessionsFlags& flags, Client& client, const CallOptions& options) {
+absl::Status RunGet(SessionsFlags& flags, Client& client, const CallOptions& options) {
   v1::GetSessionRequest request;
   request.set_session_id(flags.id);
   return Print(flags, client.GetSession(request, options));
 }
 
-absl::Status RunList(const SessionsFlags& flags, Client& client, const CallOptions& options) {
+absl::Status RunList(SessionsFlags& flags, Client& client, const CallOptions& options) {
   v1::ListSessionsRequest request;
   request.set_prefix(flags.prefix);
   request.set_page_size(1000);
@@ -103,7 +109,7 @@ absl::Status RunList(const SessionsFlags& flags, Client& client, const CallOptio
   return absl::OkStatus();
 }
 
-absl::Status RunAppend(const SessionsFlags& flags, Client& client, const CallOptions& options) {
+absl::Status RunAppend(SessionsFlags& flags, Client& client, const CallOptions& options) {
   v1::AppendRequest request;
   request.set_session_id(flags.id);
   flags.change.Fill(request);
@@ -112,6 +118,7 @@ absl::Status RunAppend(const SessionsFlags& flags, Client& client, const CallOpt
   SetPrompt(*std::move(prompt), request);
   absl::StatusOr<v1::AppendResponse> reply = client.Append(request, options);
   if (!reply.ok()) return reply.status();
+  NoteDurability(flags, reply->session());
   if (!flags.json) {
     return WriteOut(absl::StrFormat("%s; %d appended%s\n", SessionLine(reply->session()),
                                     reply->appended_tokens(), reply->replayed() ? " before" : ""));
@@ -123,7 +130,7 @@ absl::Status RunAppend(const SessionsFlags& flags, Client& client, const CallOpt
   return WriteOut(json.dump() + "\n");
 }
 
-absl::Status RunFork(const SessionsFlags& flags, Client& client, const CallOptions& options) {
+absl::Status RunFork(SessionsFlags& flags, Client& client, const CallOptions& options) {
   v1::ForkRequest request;
   request.set_session_id(flags.id);
   flags.change.Fill(request);
@@ -138,7 +145,7 @@ absl::Status RunFork(const SessionsFlags& flags, Client& client, const CallOptio
   return absl::OkStatus();
 }
 
-absl::Status RunMark(const SessionsFlags& flags, Client& client, const CallOptions& options) {
+absl::Status RunMark(SessionsFlags& flags, Client& client, const CallOptions& options) {
   v1::MarkRequest request;
   request.set_session_id(flags.id);
   flags.change.Fill(request);
@@ -146,7 +153,7 @@ absl::Status RunMark(const SessionsFlags& flags, Client& client, const CallOptio
   return Print(flags, client.Mark(request, options));
 }
 
-absl::Status RunRewind(const SessionsFlags& flags, Client& client, const CallOptions& options) {
+absl::Status RunRewind(SessionsFlags& flags, Client& client, const CallOptions& options) {
   v1::RewindRequest request;
   request.set_session_id(flags.id);
   flags.change.Fill(request);
@@ -155,7 +162,7 @@ absl::Status RunRewind(const SessionsFlags& flags, Client& client, const CallOpt
   return Print(flags, client.Rewind(request, options));
 }
 
-absl::Status RunDelete(const SessionsFlags& flags, Client& client, const CallOptions& options) {
+absl::Status RunDelete(SessionsFlags& flags, Client& client, const CallOptions& options) {
   v1::DeleteSessionRequest request;
   request.set_session_id(flags.id);
   flags.change.Fill(request);
@@ -163,7 +170,7 @@ absl::Status RunDelete(const SessionsFlags& flags, Client& client, const CallOpt
   return WriteOut(flags.json ? Json{{"session_id", flags.id}, {"deleted", true}}.dump() + "\n" : "");
 }
 
-absl::Status RunMove(const SessionsFlags& flags, Client& client, const CallOptions& options) {
+absl::Status RunMove(SessionsFlags& flags, Client& client, const CallOptions& options) {
   v1::MoveSessionRequest request;
   request.set_session_id(flags.id);
   request.set_tier(flags.tier == "device" ? v1::TIER_DEVICE
@@ -173,7 +180,7 @@ absl::Status RunMove(const SessionsFlags& flags, Client& client, const CallOptio
   return Print(flags, client.MoveSession(request, options));
 }
 
-absl::Status RunExport(const SessionsFlags& flags, Client& client, const CallOptions& options) {
+absl::Status RunExport(SessionsFlags& flags, Client& client, const CallOptions& options) {
   v1::ExportRequest request;
   request.set_session_id(flags.id);
   request.set_mark(flags.mark);
@@ -187,25 +194,25 @@ absl::Status RunExport(const SessionsFlags& flags, Client& client, const CallOpt
           : absl::StrFormat("%s: %d bytes\n", flags.file, snapshot->size()));
 }
 
-absl::Status RunImport(const SessionsFlags& flags, Client& client, const CallOptions& options) {
-  absl::StatusOr<std::string> snapshot = ReadFile(flags.file);
-  if (!snapshot.ok()) return snapshot.status();
+absl::Status RunImport(SessionsFlags& flags, Client& client, const CallOptions& options) {
   v1::ImportOptions import;
   import.set_session_id(flags.new_id.value_or(""));
   import.set_request_id(flags.change.request_id);
   import.set_durability(flags.change.Durability());
   import.set_ttl_ms(TtlMs(flags));
-  return Print(flags, client.Import(import, *snapshot, options));
+  return Print(flags, ImportFile(client, import, flags.file, options));
 }
 
-using Run = absl::Status (*)(const SessionsFlags&, Client&, const CallOptions&);
+using Run = absl::Status (*)(SessionsFlags&, Client&, const CallOptions&);
 
-int RunSubcommand(const SessionsFlags& flags, Run run) {
+int RunSubcommand(SessionsFlags& flags, Run run) {
   Interrupt interrupt;
   absl::StatusOr<Client> client = ConnectedClient(flags.server, interrupt);
   if (!client.ok()) return ExitStatus(client.status(), interrupt);
-  return CallExitStatus(run(flags, *client, {.timeout = flags.server.timeout(), .stop = interrupt.token()}),
-                        interrupt);
+  const absl::Status status =
+      run(flags, *client, {.timeout = flags.server.timeout(), .stop = interrupt.token()});
+  if (status.ok() && !flags.durable) return kExitFailure;
+  return CallExitStatus(status, interrupt);
 }
 
 }  // namespace

@@ -78,6 +78,15 @@ TEST(ReadFileTest, BytesAsTheyAre) {
   EXPECT_EQ(*ReadFile(TemporaryFile(bytes).path()), bytes);
 }
 
+TEST(InputFileTest, EndlessInputEndsAtTheLimit) {
+  InputFile file("/dev/zero", 3 << 20);
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(file.Next()->size(), size_t{1} << 20);
+  const absl::Status status = file.Next().status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.message().find("/dev/zero has more than 3145728 bytes"), absl::string_view::npos)
+      << status;
+}
+
 TEST(ReadFileTest, MissingFilesAndFoldersAreErrors) {
   EXPECT_EQ(ReadFile("/no/such/file").status().code(), absl::StatusCode::kNotFound);
   EXPECT_EQ(ReadFile("/").status().code(), absl::StatusCode::kInvalidArgument);

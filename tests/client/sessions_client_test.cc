@@ -1,4 +1,10 @@
+#include <sys/stat.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "client/client.h"
@@ -87,6 +93,52 @@ TEST_F(SessionsClientTest, ARefusalEndsAnImportEarly) {
   absl::StatusOr<v1::Session> session = client_.Import({}, std::string(64 << 20, 'a'), {});
   EXPECT_EQ(session.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_LT(server_.sessions.imported.size(), size_t{3} << 20);
+}
+
+TEST_F(SessionsClientTest, AnImportAsksForNoMoreAfterARefusalOrAnError) {
+  server_.sessions.import_limit = 1 << 20;
+  const auto endless = [] { return absl::StatusOr<std::string>(std::string(1 << 20, 'a')); };
+  EXPECT_EQ(client_.Import({}, endless, {}).status().code(), absl::StatusCode::kInvalidArgument);
+  const auto unreadable = [] { return absl::StatusOr<std::string>(absl::NotFoundError("no file")); };
+  EXPECT_EQ(client_.Import({}, unreadable, {}).status(), absl::NotFoundError("no file"));
+}
+
+TEST(FileOutputTest, ALinkStaysAndItsTargetIsReplaced) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path(testing::TempDir()) / "efla_file_output_links";
+  fs::remove_all(folder);
+  fs::create_directories(folder / "other");
+  fs::create_symlink("other/file", folder / "link");
+  for (const std::string bytes : {"made", "replaced"}) {
+    ASSERT_TRUE(WriteFile(folder / "link", bytes).ok());
+    EXPECT_TRUE(fs::is_symlink(folder / "link"));
+    std::ifstream file(folder / "other/file");
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), bytes);
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder / "other"), {}), 1) << "nothing unfinished";
+  fs::create_symlink("loop", folder / "loop");
+  EXPECT_EQ(WriteFile(folder / "loop", "x").code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(WriteFile(folder, "x").code(), absl::StatusCode::kFailedPrecondition);
+  fs::remove_all(folder);
+}
+
+TEST(FileOutputTest, PipesAndDevicesAreWrittenInto) {
+  const std::string path = testing::TempDir() + "/efla_file_output_fifo";
+  std::remove(path.c_str());
+  ASSERT_EQ(mkfifo(path.c_str(), 0600), 0);
+  std::string read;
+  std::thread reader([&] {
+    std::ifstream file(path);
+    read.assign(std::istreambuf_iterator<char>(file), {});
+  });
+  EXPECT_TRUE(WriteFile(path, "through").ok());
+  reader.join();
+  EXPECT_EQ(read, "through");
+  EXPECT_TRUE(std::filesystem::is_fifo(path));
+  std::remove(path.c_str());
+  const absl::Status full = WriteFile("/dev/full", "x");
+  EXPECT_EQ(full.code(), absl::StatusCode::kFailedPrecondition) << full;
+  EXPECT_TRUE(std::filesystem::is_character_file("/dev/full"));
 }
 
 TEST(FileOutputTest, AFileIsWholeOrAsItWas) {

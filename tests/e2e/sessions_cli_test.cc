@@ -7,6 +7,7 @@
 
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/client/fake_server.h"
 #include "tests/e2e/calls.h"
 #include "tests/e2e/server_process.h"
 
@@ -115,6 +116,14 @@ TEST_F(SessionsCliTest, ASessionIsMadeAndContinuedByGenerate) {
   const ProgramResult a = Efla(first), b = Efla(more), whole = Efla(alone);
   ASSERT_EQ(a.exit_status, 0) << a.err;
   ASSERT_EQ(b.exit_status, 0) << b.err;
+  const std::vector<std::string> made = {"generate",     "--create", "--temperature", "0",
+                                         "--max-tokens", "5",        "--session"};
+  std::vector<std::string> without = made, with = made;
+  without.push_back(name_ + ".without");
+  with.insert(with.end(), {name_ + ".with", "--prompt", ""});
+  const ProgramResult c = Efla(without), d = Efla(with);
+  EXPECT_EQ(c.exit_status, 0) << c.err;
+  EXPECT_EQ(c.out, d.out) << "no prompt is an empty one";
   EXPECT_EQ(a.out.substr(0, a.out.size() - 1) + b.out, whole.out) << "two turns are one text";
 }
 
@@ -127,6 +136,12 @@ TEST_F(SessionsCliTest, WrongUseIsToldInOneLine) {
   ExpectFails(Efla({"sessions", "append", name_, "--token-ids", "5", "--durability", "sync"}), 1,
               "--session-dir");
   ExpectFails(Efla({"sessions", "import", "/no/such/file"}), 1, "/no/such/file");
+  ExpectFails(Efla({"sessions", "import", "/dev/null"}), 1, "/dev/null is empty");
+  ExpectFails(Efla({"sessions", "import", "/dev/zero"}), 1, "INVALID_ARGUMENT");
+  ExpectFails(Efla({"tokenize", "--file", "/dev/zero"}), 1, "/dev/zero has more than 268435456 bytes");
+  ExpectFails(Efla({"sessions", "export", name_, "/no/such/file"}), 1,
+              "FAILED_PRECONDITION: cannot write /no/such/file: No such file or directory\n");
+  ExpectFails(Efla({"sessions", "create", "--id="}), 2, "efla sessions create --help");
   ExpectFails(Efla({"sessions", "get"}), 2, "ID");
   ExpectFails(Efla({"sessions", "append", name_, "--token-ids", "5", "--expected-revision", "0"}), 2,
               "from 1 to");
@@ -135,6 +150,49 @@ TEST_F(SessionsCliTest, WrongUseIsToldInOneLine) {
   ExpectFails(Efla({"generate", "--prompt", "x", "--create"}), 2, "--session");
   ExpectFails(Efla({"generate", "--prompt", "x", "--on-cancel", "keep"}), 2, "--session");
   ExpectFails(RunProgram({ProgramPath("efla"), "sessions"}), 2, "subcommand");
+}
+
+TEST_F(SessionsCliTest, AChangeThatIsNotDurableIsTold) {
+  FakeServer server;
+  server.sessions.answer = [](const std::string&, const std::string&, v1::Session& session) {
+    session.set_session_id("s");
+    session.set_revision(3);
+    session.set_durable_revision(2);
+    return grpc::Status::OK;
+  };
+  server.generation.generate = [](grpc::ServerContext&, const v1::GenerateRequest&, auto& writer) {
+    v1::GenerateResponse event = FinishedEvent(1, 1);
+    v1::SessionAfterTurn& session = *event.mutable_finished()->mutable_session();
+    session.set_session_id("s");
+    session.set_revision(3);
+    session.set_durable_revision(2);
+    writer.Write(event);
+    return grpc::Status::OK;
+  };
+  for (std::vector<std::string> words : {std::vector<std::string>{"sessions", "create"},
+                                         {"sessions", "append", "s", "--prompt", "x"},
+                                         {"sessions", "fork", "s"},
+                                         {"sessions", "mark", "s", "m"},
+                                         {"sessions", "rewind", "s"},
+                                         {"generate", "--session", "s"}}) {
+    words.insert(words.begin(), ProgramPath("efla"));
+    words.insert(words.end(), {"--target", server.target()});
+    EXPECT_EQ(RunProgram(words).exit_status, 0) << words[1] << " " << words[2];
+    words.insert(words.end(), {"--durability", "sync"});
+    ExpectFails(RunProgram(words), 1,
+                "efla: session s: revision 3 is not durable; the last durable one is 2\n");
+  }
+  const ProgramResult chat = RunProgram({"/bin/sh", "-c",
+                                         "echo x | " + ProgramPath("efla") + " chat --session s --target " +
+                                             server.target() + " --durability sync"});
+  EXPECT_EQ(chat.exit_status, 1);
+  EXPECT_NE(chat.err.find("revision 3 is not durable"), std::string::npos) << chat.err;
+}
+
+TEST_F(SessionsCliTest, AChatDropsTheCarriageReturnOfALine) {
+  const ProgramResult plain = Chat("Once upon a time\n"), returned = Chat("Once upon a time\r\n/quit\r\n");
+  EXPECT_EQ(returned.exit_status, 0) << returned.err;
+  EXPECT_EQ(returned.out, plain.out);
 }
 
 TEST_F(SessionsCliTest, AChatStreamsAndKeepsItsSession) {
