@@ -237,7 +237,7 @@ class RedisChaosStores final : public ChaosStores {
     RedisStoreOptions options;
     options.connect_timeout = options.command_timeout = std::chrono::milliseconds(200);
     options.breaker_open = std::chrono::milliseconds(50);
-    options.unnamed_grace = std::chrono::seconds(20);
+    options.unnamed_grace = std::chrono::seconds(6);
     options.tombstone_ttl = std::chrono::minutes(1);
     absl::StatusOr<std::unique_ptr<RedisStore>> redis = RedisStore::Create(server_.address(), options);
     EXPECT_TRUE(redis.ok()) << redis.status();
@@ -276,8 +276,10 @@ class RedisChaosStores final : public ChaosStores {
   }
 
  private:
-  // Its own crash is not the test's: what it has written to the file outlives it without a sync.
-  RedisServer server_{{"--appendonly", "yes", "--appendfsync", "no"}};
+  // What it has written to its file outlives its process without a sync. The file is kept short, or reading
+  // it at the start would take longer than the replicas' leases last.
+  RedisServer server_{{"--appendonly", "yes", "--appendfsync", "no", "--auto-aof-rewrite-percentage", "50",
+                       "--auto-aof-rewrite-min-size", "32mb"}};
   std::vector<CuttableStore*> stores_;  // as long as their replicas keep them
   std::vector<bool> killed_;
   bool is_down_ = false, is_held_ = false;

@@ -36,6 +36,10 @@ constexpr int kSlots = 6;
 constexpr int kSessionsAThread = 8;
 constexpr int64_t kLongestSession = 2'500;  // tokens; then it is deleted
 constexpr int kReplays = 12;                // answers a round that are repeated without neighbours
+// When a replica has been killed the others wait for the end of its lease. No fault may last as long: they
+// would rightly take over what is still being changed.
+constexpr seconds kLease{4};
+constexpr milliseconds kAfterlife{300};  // of clients, after a replica has been killed
 
 int64_t FromEnvironment(const char* name, int64_t otherwise) {
   const char* value = std::getenv(name);
@@ -174,7 +178,7 @@ class Replica {
     options.sessions.max_kept_turns = 4;
     options.sessions.max_ttl = std::chrono::hours(24 * 3650);
     options.sessions.claim_wait = milliseconds(50);
-    options.sessions.lease_ttl = seconds(3);  // which the others wait for when this one has been killed
+    options.sessions.lease_ttl = kLease;
     options.sessions.replica = Numbered("replica", number_);
     options.sessions.address = Numbered("replica", number_) + ":1";
     return options;
@@ -196,8 +200,8 @@ class Worker {
         oracle_(oracle),
         tally_(tally) {}
 
-  void Run(int operations) {
-    for (int i = 0; i < operations; ++i) {
+  void Run(int operations, const std::atomic<bool>& stop) {
+    for (int i = 0; i < operations && !stop; ++i) {
       ++tally_.operations;
       Act();
     }
@@ -634,12 +638,12 @@ void RunRandomly(ChaosStores& stores, int num_replicas, int64_t operations) {
 
   std::mt19937 random(seed);
   for (int64_t round = 0; round < rounds && !testing::Test::HasFailure(); ++round) {
-    std::atomic<bool> done{false};
+    std::atomic<bool> done{false}, stop{false};
     std::atomic<int64_t> running{clients};
     std::vector<std::thread> threads;
     for (auto& worker : workers) {
       threads.emplace_back([&] {
-        worker->Run(static_cast<int>(operations / clients / rounds));
+        worker->Run(static_cast<int>(operations / clients / rounds), stop);
         --running;
       });
     }
@@ -651,22 +655,27 @@ void RunRandomly(ChaosStores& stores, int num_replicas, int64_t operations) {
         std::this_thread::sleep_for(milliseconds(20));
       }
     });
-    const auto pause = [&] {
-      const Clock::time_point end = Clock::now() + milliseconds(random() % stores.LongestFault().count());
+    const auto pause = [&](milliseconds length) {
+      const Clock::time_point end = Clock::now() + length;
       while (running > 0 && Clock::now() < end) std::this_thread::sleep_for(milliseconds(1));
     };
+    const milliseconds longest = stores.LongestFault();
     // The last clients, and what is written in the background, see replicas that are killed.
     const auto killed = [&](int replica) { return (round >> replica) % 2 == 0; };
     while (running > clients / 4) {
       ++faults[stores.BeginFault(random)];
-      pause();
+      pause(milliseconds(random() % longest.count()));
       stores.EndFault();
-      pause();
-      pause();
+      pause(longest + milliseconds(random() % longest.count()));
     }
+    bool any_killed = false;
     for (int i = 0; i < num_replicas; ++i) {
-      if (killed(i)) stores.Kill(i);
+      if (!killed(i)) continue;
+      stores.Kill(i);
+      any_killed = true;
     }
+    if (any_killed) pause(kAfterlife);
+    stop = any_killed;
     for (std::thread& thread : threads) thread.join();
     done = true;
     watcher.join();
