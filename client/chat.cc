@@ -1,9 +1,6 @@
 // efla chat: a session on the terminal, line by line.
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdio>
-#include <iostream>
 #include <memory>
 #include <string>
 #include <thread>
@@ -13,6 +10,7 @@
 #include "client/command.h"
 #include "client/file_output.h"
 #include "client/generation_flags.h"
+#include "client/line_reader.h"
 #include "client/session_flags.h"
 
 namespace efla {
@@ -34,23 +32,25 @@ struct ChatFlags {
   ServerFlags server;
   GenerationFlags generation;
   std::optional<std::string> session;
-  std::string prefix, suffix, durability = "async";
+  std::string prefix, suffix, system, durability = "async";
+  bool plain = false;
 };
 
 class Chat {
  public:
   Chat(const ChatFlags& flags, Client& client, Interrupt& interrupt)
-      : flags_(flags), client_(client), interrupt_(interrupt), terminal_(isatty(STDIN_FILENO) != 0) {}
+      : flags_(flags), client_(client), interrupt_(interrupt) {}
 
   // The exit status. On a terminal an error is shown and the chat goes on; a script ends with it.
   int Run() {
+    if (absl::Status status = FindTemplate(); !status.ok()) return CallExitStatus(status, interrupt_);
     if (absl::Status status = Open(); !status.ok()) return CallExitStatus(status, interrupt_);
     int exit_status = 0;
     for (std::string line; !leaving_ && ReadLine(line);) {
       const absl::Status status = Take(line);
       if (status.ok()) continue;
       exit_status = CallExitStatus(status, interrupt_);
-      if (!terminal_) return exit_status;
+      if (!lines_.terminal()) return exit_status;
       exit_status = 0;
     }
     return durable_ ? exit_status : kExitFailure;
@@ -59,12 +59,31 @@ class Chat {
  private:
   CallOptions Options() const { return {.timeout = flags_.server.timeout(), .stop = interrupt_.token()}; }
 
+  // Whether lines are a user's messages by the model's template, or plain text.
+  absl::Status FindTemplate() {
+    if (flags_.plain) return absl::OkStatus();
+    const absl::StatusOr<v1::Model> model = client_.GetModel({}, Options());
+    if (!model.ok() && !absl::IsUnimplemented(model.status())) return model.status();
+    uses_template_ = model.ok() && model->has_chat_template();
+    if (!uses_template_ && !flags_.system.empty()) {
+      return absl::FailedPreconditionError(
+          "--system needs a model with a chat template, and this one has none");
+    }
+    return absl::OkStatus();
+  }
+
   // The session that the flags name, made when there is none, or a new one.
   absl::Status Open() {
     v1::GetSessionRequest get;
     get.set_session_id(flags_.session.value_or(""));
     absl::StatusOr<v1::Session> session = absl::NotFoundError("");
     if (flags_.session) session = client_.GetSession(get, Options());
+    if (session.ok() && session->tokens() > 0 && !flags_.system.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrFormat("--system is given and session %s holds %d tokens already; a system message comes "
+                          "first, so begin another session, or leave it out",
+                          session->session_id(), session->tokens()));
+    }
     if (absl::IsNotFound(session.status())) {
       v1::CreateSessionRequest create;
       create.set_session_id(get.session_id());
@@ -72,16 +91,13 @@ class Chat {
       session = NoteDurability(client_.CreateSession(create, Options()));
     }
     if (absl::Status status = Adopt(session); !status.ok()) return status;
-    if (terminal_) std::fputs("  /help shows the commands, Ctrl-C cancels an answer\n", stderr);
+    if (lines_.terminal()) std::fputs("  /help shows the commands, Ctrl-C cancels an answer\n", stderr);
     return absl::OkStatus();
   }
 
   bool ReadLine(std::string& line) {
-    interrupt_.EndAtOnce();
-    if (terminal_) std::fputs("> ", stderr);
-    const bool read = static_cast<bool>(std::getline(std::cin, line));
-    if (!read && terminal_) std::fputs("\n", stderr);
-    if (!terminal_ && line.ends_with('\r')) line.pop_back();
+    interrupt_.EndAtOnce([this] { lines_.Restore(); });
+    const bool read = lines_.Read("> ", line);
     interrupt_.Renew();
     return read;
   }
@@ -115,7 +131,7 @@ class Chat {
   absl::Status Say(const std::string& line) {
     v1::GenerateRequest request;
     flags_.generation.Fill(request);
-    if (!line.empty()) request.set_text(flags_.prefix + line + flags_.suffix);
+    if (!line.empty()) SetLine(line, request);
     request.mutable_session()->set_session_id(session_.session_id());
     request.mutable_session()->set_expected_revision(session_.revision());
     request.mutable_session()->set_durability(Durability());
@@ -142,6 +158,7 @@ class Chat {
     if (!status.ok()) return AfterFailure(status);
     const v1::SessionAfterTurn& after = finished.session();
     session_.set_revision(after.revision());
+    session_.set_tokens(after.tokens());
     const std::optional<double> rate = TokensPerSecond(finished);
     std::fputs(absl::StrFormat("  [%s: revision %d, %d tokens, %s; %d new%s]\n", after.session_id(),
                                after.revision(), after.tokens(), TierName(after.tier()),
@@ -151,6 +168,19 @@ class Chat {
                stderr);
     durable_ = IsAsDurable(Durability(), after) && durable_;
     return absl::OkStatus();
+  }
+
+  // The session holds what has been said: only what is new is sent.
+  void SetLine(const std::string& line, v1::GenerateRequest& request) const {
+    const std::string text = flags_.prefix + line + flags_.suffix;
+    if (!uses_template_) return request.set_text(text);
+    const auto add = [&](const char* role, const std::string& content) {
+      v1::ChatMessage& message = *request.mutable_chat()->add_messages();
+      message.set_role(role);
+      message.set_content(content);
+    };
+    if (session_.tokens() == 0 && !flags_.system.empty()) add("system", flags_.system);
+    add("user", text);
   }
 
   // The server has noticed the cancellation a moment later.
@@ -248,7 +278,8 @@ class Chat {
   const ChatFlags& flags_;
   Client& client_;
   Interrupt& interrupt_;
-  const bool terminal_;
+  LineReader lines_;
+  bool uses_template_ = false;
   bool leaving_ = false;
   bool durable_ = true;  // every change so far, as asked
   v1::Session session_;
@@ -265,13 +296,20 @@ int RunChat(const ChatFlags& flags) {
 
 Command AddChat(CLI::App& program) {
   auto flags = std::make_shared<ChatFlags>();
-  CLI::App* app =
-      program.add_subcommand("chat", "Continue a session line by line, with undo, marks and forks");
+  CLI::App* app = program.add_subcommand("chat",
+                                         "Talk line by line in a session, by the model's chat template where "
+                                         "it has one, with undo, marks and forks");
   AddServerFlags(*app, flags->server);
   app->add_option("--session", flags->session,
-                  "The session, made when there is none; a new one when left out");
+                  "The session, made when there is none; a new one when left out")
+      ->check(Utf8());
   app->add_option("--prefix", flags->prefix, "Text put in front of each line")->check(Utf8());
   app->add_option("--suffix", flags->suffix, "Text put after each line")->check(Utf8());
+  CLI::Option* system =
+      app->add_option("--system", flags->system, "The system message; the session must hold nothing yet")
+          ->check(Utf8());
+  app->add_flag("--plain", flags->plain, "Lines are plain text, though the model has a chat template")
+      ->excludes(system);
   AddDurabilityFlag(*app, flags->durability);
   AddGenerationFlags(*app, flags->generation);
   app->footer(kHelp);

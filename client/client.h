@@ -15,21 +15,41 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "efla/v1/admin.grpc.pb.h"
 #include "efla/v1/generation.grpc.pb.h"
 #include "efla/v1/models.grpc.pb.h"
 #include "efla/v1/sessions.grpc.pb.h"
 
 namespace efla {
 
+struct ClientTls {
+  std::string ca =
+      "";  // PEM: the authorities that a server's certificate may be signed by; empty: the system's
+  std::string certificate = "", key = "";  // PEM: the client's own, for servers that ask for one; empty: none
+  std::string server_name = "";  // that the server's certificate must be for; empty: the target's host
+};
+
 struct ClientOptions {
   std::string target = "127.0.0.1:50051";            // HOST:PORT, or any gRPC target
   std::chrono::milliseconds connect_timeout{5'000};  // for Connect
+  std::optional<ClientTls> tls = std::nullopt;       // absent: plain text
+  std::string token = "";                            // goes along with every call; visible ASCII; empty: none
+  // Without TLS everybody on the way can read the token: unless this is set, Connect and every call to a
+  // target that is not on this machine (IsOnThisMachine of target.h) fail with FAILED_PRECONDITION, and
+  // nothing is sent.
+  bool insecure_token = false;
+  // How often a call that the server ended with UNAVAILABLE or CANCELLED before it began is made again, 0 to
+  // 4: of the Generation and Models services, and reads of Sessions. When, a server says in its refusal; else
+  // after 0.2 s and more. For calls through a balancer, which find another server then.
+  int retries = 0;
 };
 
 struct CallOptions {
   std::optional<std::chrono::milliseconds> timeout;  // from the call's start; then DEADLINE_EXCEEDED
   std::stop_token stop;                              // cancels the call: CANCELLED
 };
+
+inline constexpr size_t kMaxServiceBytes = 127;  // of a name that CheckHealth asks for
 
 class Client {
  public:
@@ -44,10 +64,16 @@ class Client {
   // once the server has ended the stream after its Finished event.
   absl::Status Generate(const v1::GenerateRequest& request, const CallOptions& options,
                         const std::function<bool(const v1::GenerateResponse&)>& on_event);
+  // The same in one reply.
+  absl::StatusOr<v1::CompleteResponse> Complete(const v1::GenerateRequest& request,
+                                                const CallOptions& options);
   absl::StatusOr<v1::ScoreResponse> Score(const v1::ScoreRequest& request, const CallOptions& options);
   absl::StatusOr<v1::Model> GetModel(const v1::GetModelRequest& request, const CallOptions& options);
   absl::StatusOr<v1::TokenizeResponse> Tokenize(const v1::TokenizeRequest& request,
                                                 const CallOptions& options);
+  // What a chat becomes by the model's template.
+  absl::StatusOr<v1::RenderChatResponse> RenderChat(const v1::RenderChatRequest& request,
+                                                    const CallOptions& options);
   absl::StatusOr<v1::DetokenizeResponse> Detokenize(const v1::DetokenizeRequest& request,
                                                     const CallOptions& options);
 
@@ -73,19 +99,35 @@ class Client {
                                      const std::function<absl::StatusOr<std::string>()>& next,
                                      const CallOptions& options);
 
+  // OK when the server says that the service ("efla.v1.Generation"; empty: the process) is SERVING,
+  // UNAVAILABLE when it says that it is not, NOT_FOUND when it has none of that name.
+  absl::Status CheckHealth(const std::string& service, const CallOptions& options);
+
+  absl::StatusOr<v1::ServerInfo> GetServerInfo(const CallOptions& options);
+  absl::StatusOr<v1::Load> GetLoad(const CallOptions& options);
+  absl::Status Drain(const CallOptions& options);
+  // The level before.
+  absl::StatusOr<std::string> SetLogLevel(const std::string& level, const CallOptions& options);
+
   // For callers that drive the callback API themselves.
   v1::Generation::Stub& generation() { return *generation_; }
 
  private:
   ClientOptions options_;
+  absl::Status refusal_;  // that every call gets
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Generation::Stub> generation_;
   std::unique_ptr<v1::Models::Stub> models_;
   std::unique_ptr<v1::Sessions::Stub> sessions_;
+  std::unique_ptr<v1::Admin::Stub> admin_;
 };
 
-// The code and the message; the details are dropped.
+// The code and the message; what the server says beside them is for the functions below.
 absl::Status FromGrpc(const grpc::Status& status);
+// When the server asks to come back; nothing where it does not.
+std::optional<std::chrono::milliseconds> RetryDelay(const absl::Status& status);
+// The upper-case word of an error ("QUEUE_FULL"); empty where there is none.
+std::string ErrorReason(const absl::Status& status);
 
 }  // namespace efla
 

@@ -10,46 +10,35 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "absl/strings/str_format.h"
+#include "client/target.h"
 
 namespace efla {
 namespace {
 
+constexpr size_t kMostTokenBytes = 4096;
+constexpr uint64_t kMostRetries = 4;  // gRPC makes five attempts at most
+
 const char* Advice(const absl::Status& status) {
   constexpr std::string_view kTooLarge = "larger than max";  // gRPC's words
+  static constexpr char kLater[] = " (try again later)";
   switch (status.code()) {
     case absl::StatusCode::kResourceExhausted:
       if (status.message().find(kTooLarge.data()) != absl::string_view::npos) {
         return " (the message exceeds the server's limit, --max-message-mib)";
       }
-      [[fallthrough]];
+      return RetryDelay(status) ? kLater : "";
     case absl::StatusCode::kUnavailable:
-      return " (try again later)";
+      return kLater;
     case absl::StatusCode::kDeadlineExceeded:
       return " (give more with --timeout)";
     default:
       return "";
   }
-}
-
-// The parts of HOST:PORT or [HOST]:PORT.
-struct Address {
-  std::string host, port;
-};
-
-std::optional<Address> ParseAddress(std::string_view target) {
-  const size_t colon = target.rfind(':');
-  if (colon == target.npos) return std::nullopt;
-  std::string_view host = target.substr(0, colon), port = target.substr(colon + 1);
-  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
-  if (bracketed) host = host.substr(1, host.size() - 2);
-  if (host.empty() || host.find_first_of(bracketed ? "[]/ " : "[]/ :") != host.npos) return std::nullopt;
-  uint16_t number = 0;
-  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
-  if (error != std::errc() || end != port.data() + port.size() || number == 0) return std::nullopt;
-  return Address{std::string(host), std::string(port)};
 }
 
 // 0 when something accepts a connection there, otherwise the system's error number.
@@ -72,8 +61,8 @@ int ConnectError(const addrinfo& address) {
 }
 
 // Why gRPC could not connect: it does not tell a closed port from one where something else listens.
-std::string WhyNotConnected(const std::string& target) {
-  const std::optional<Address> address = ParseAddress(target);
+std::string WhyNotConnected(const std::string& target, bool tls) {
+  const std::optional<HostPort> address = ParseHostPort(target);
   if (!address) return "it is not HOST:PORT";
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -87,13 +76,60 @@ std::string WhyNotConnected(const std::string& target) {
     if (error == 0) break;
   }
   freeaddrinfo(found);
-  if (error == 0) return "what listens there does not answer as a gRPC server";
+  if (error == 0) {
+    return tls ? "no TLS connection comes about; see whether the server has TLS, whether --tls-ca signed its "
+                 "certificate, whether that is for the target's host (--tls-server-name), and whether the "
+                 "server "
+                 "wants a certificate (--tls-cert)"
+               : "what listens there does not answer as a gRPC server (one that has TLS needs --tls)";
+  }
   if (error != ECONNREFUSED) return std::strerror(error);
   return absl::StrFormat(
       "nothing listens there; start a server with: efla_server --checkpoint DIR --listen %s", target);
 }
 
+absl::StatusOr<ClientTls> Tls(const ServerFlags& flags) {
+  ClientTls tls;
+  tls.server_name = flags.tls_server_name;
+  for (const auto& [path, text] :
+       {std::pair{&flags.tls_ca, &tls.ca}, std::pair{&flags.tls_cert, &tls.certificate},
+        std::pair{&flags.tls_key, &tls.key}}) {
+    if (path->empty()) continue;
+    absl::StatusOr<std::string> pem = ReadTextFile(*path);
+    if (!pem.ok()) return pem.status();
+    if (pem->find("-----BEGIN ") == std::string::npos) {
+      return absl::InvalidArgumentError(absl::StrFormat("%s holds nothing in PEM form", *path));
+    }
+    *text = *std::move(pem);
+  }
+  return tls;
+}
+
+// From a file or the environment: everybody on the machine can read a command line.
+absl::StatusOr<std::string> Token(const ServerFlags& flags) {
+  std::string token;
+  std::string from = "EFLA_TOKEN";
+  if (!flags.token_file.empty()) {
+    absl::StatusOr<std::string> text = ReadTextFile(flags.token_file);
+    if (!text.ok()) return text.status();
+    token = *std::move(text);
+    from = flags.token_file;
+    while (!token.empty() && (token.back() == '\n' || token.back() == '\r')) token.pop_back();
+  } else if (const char* variable = std::getenv("EFLA_TOKEN")) {
+    token = variable;
+    if (token.empty()) return token;
+  } else {
+    return token;
+  }
+  const bool visible = std::all_of(token.begin(), token.end(), [](char c) { return c > 0x20 && c < 0x7f; });
+  if (!token.empty() && token.size() <= kMostTokenBytes && visible) return token;
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%s holds no token: 1 to %d visible characters of ASCII", from, kMostTokenBytes));
+}
+
 }  // namespace
+
+void RefuseFlags(const std::string& words) { throw CLI::ValidationError(words); }
 
 std::string UnknownSubcommand(const CLI::App& program, int argc, const char* const* argv) {
   if (argc < 2 || argv[1][0] == '-') return "";
@@ -112,23 +148,73 @@ void AddServerFlags(CLI::App& app, ServerFlags& flags) {
       ->capture_default_str();
   app.add_option("--timeout", flags.timeout_seconds, "Deadline of a call, in seconds; none when left out")
       ->check(Number(kShortestSeconds, kLongestSeconds));
+  app.add_option(
+         "--retries", flags.retries,
+         "Make a call again that UNAVAILABLE ended before it began; of calls that change sessions, only "
+         "generate, which then resumes a turn that broke off too")
+      ->check(WholeNumber(0, kMostRetries))
+      ->capture_default_str();
+  CLI::Option* const tls = app.add_flag("--tls", flags.tls, "The server has TLS");
+  app.add_option("--tls-ca", flags.tls_ca, "PEM file of the authorities to trust; the system's when left out")
+      ->needs(tls);
+  CLI::Option* const certificate =
+      app.add_option("--tls-cert", flags.tls_cert, "PEM file of this client's certificate")->needs(tls);
+  CLI::Option* const key =
+      app.add_option("--tls-key", flags.tls_key, "PEM file of its private key")->needs(certificate);
+  certificate->needs(key);
+  app.add_option("--tls-server-name", flags.tls_server_name,
+                 "The name that the server's certificate is for; the target's host when left out")
+      ->needs(tls);
+  app.add_option("--token-file", flags.token_file,
+                 "File with the token that the server wants; the variable EFLA_TOKEN when left out");
+  app.add_flag("--insecure-token", flags.insecure_token,
+               "Send the token to another machine without --tls, too: everybody on the way can read it")
+      ->excludes(tls);
 }
 
-void AddPromptFlags(CLI::App& app, PromptFlags& flags) {
-  app.add_option("--prompt", flags.text, "The prompt")->check(Utf8());
-  app.add_option("--prompt-file", flags.file, "A file that holds the prompt; - is standard input");
-  app.add_option("--token-ids", flags.token_ids, "The prompt as ids: 1,2,3, or @FILE (@- is standard input)");
+std::vector<CLI::Option*> AddPromptFlags(CLI::App& app, PromptFlags& flags) {
+  CLI::Option* const text = app.add_option("--prompt", flags.text, "The prompt")->check(Utf8());
+  CLI::Option* const file =
+      app.add_option("--prompt-file", flags.file, "A file that holds the prompt; - is standard input")
+          ->excludes(text);
+  CLI::Option* const ids = app.add_option("--token-ids", flags.token_ids,
+                                          "The prompt as ids: 1,2,3, or @FILE (@- is standard input)")
+                               ->check(TokenIds())
+                               ->excludes(text)
+                               ->excludes(file);
+  return {text, file, ids};
+}
+
+void RequirePrompt(const PromptFlags& flags) {
+  if (!flags.given()) RefuseFlags("there is no prompt; give one of --prompt, --prompt-file and --token-ids");
 }
 
 absl::StatusOr<Client> ConnectedClient(const ServerFlags& flags, const Interrupt& interrupt) {
   ClientOptions options;
   options.target = flags.target;
+  options.retries = flags.retries;
+  if (const auto timeout = flags.timeout())
+    options.connect_timeout = std::min(options.connect_timeout, *timeout);
+  absl::StatusOr<std::string> token = Token(flags);
+  if (!token.ok()) return token.status();
+  options.token = *std::move(token);
+  options.insecure_token = flags.insecure_token;
+  if (!options.token.empty() && !flags.tls && !flags.insecure_token && !IsOnThisMachine(flags.target)) {
+    RefuseFlags(absl::StrFormat(
+        "the token of %s would go to %s in clear text; give --tls, or --insecure-token if the way is safe",
+        flags.token_file.empty() ? "EFLA_TOKEN" : flags.token_file, flags.target));
+  }
+  if (flags.tls) {
+    absl::StatusOr<ClientTls> tls = Tls(flags);
+    if (!tls.ok()) return tls.status();
+    options.tls = *std::move(tls);
+  }
   Client client(options);
   absl::Status connected = client.Connect(interrupt.token());
   if (absl::IsCancelled(connected)) return connected;
   if (!connected.ok()) {
-    return absl::UnavailableError(
-        absl::StrFormat("%s: %s", std::string(connected.message()), WhyNotConnected(flags.target)));
+    return absl::UnavailableError(absl::StrFormat("%s: %s", std::string(connected.message()),
+                                                  WhyNotConnected(flags.target, flags.tls)));
   }
   return client;
 }
@@ -186,7 +272,7 @@ CLI::Validator WholeNumber(uint64_t low, uint64_t high) {
 CLI::Validator HostAndPort() {
   return CLI::Validator(
       [](std::string& value) {
-        return ParseAddress(value)
+        return ParseHostPort(value)
                    ? std::string()
                    : absl::StrFormat("%s is not HOST:PORT with a port from 1 to 65535", value);
       },
@@ -196,6 +282,22 @@ CLI::Validator HostAndPort() {
 CLI::Validator Utf8() {
   return CLI::Validator(
       [](std::string& value) { return std::string(CheckUtf8("the text", value).message()); }, "UTF-8");
+}
+
+CLI::Validator Utf8OrFile() {
+  return CLI::Validator(
+      [](std::string& value) {
+        return value.starts_with('@') ? std::string() : std::string(CheckUtf8("the text", value).message());
+      },
+      "UTF-8 or @FILE");
+}
+
+CLI::Validator TokenIds() {
+  return CLI::Validator(
+      [](std::string& value) {
+        return value.starts_with('@') ? std::string() : std::string(ParseTokenIds(value).status().message());
+      },
+      "IDS or @FILE");
 }
 
 }  // namespace efla

@@ -7,6 +7,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "absl/status/status.h"
@@ -20,7 +21,12 @@ inline constexpr int kExitFailure = 1;
 inline constexpr int kExitUsage = 2;
 inline constexpr int kExitInterrupted = 130;
 
-// A subcommand added to the program, and what runs it once the flags are parsed: returns the exit status.
+// Ends the command where its flags are wrong in themselves: main writes `words` and the way to the help on
+// standard error, and ends with kExitUsage. A CLI::ParseError, as for all that CLI11 finds wrong.
+[[noreturn]] void RefuseFlags(const std::string& words);
+
+// A subcommand added to the program, and what runs it once the flags are parsed: returns the exit status,
+// or refuses the flags.
 struct Command {
   CLI::App* app = nullptr;
   std::function<int()> run;
@@ -33,20 +39,41 @@ Command AddGenerate(CLI::App& program);
 Command AddScore(CLI::App& program);
 Command AddTokenize(CLI::App& program);
 Command AddLoad(CLI::App& program);
+Command AddEval(CLI::App& program);
 Command AddSessions(CLI::App& program);
 Command AddChat(CLI::App& program);
+Command AddHealth(CLI::App& program);
+Command AddAdmin(CLI::App& program);
+Command AddToken(CLI::App& program);
 
 struct ServerFlags {
   std::string target = "127.0.0.1:50051";
   std::optional<double> timeout_seconds;
+  int retries = 0;
+  bool tls = false, insecure_token = false;
+  std::string tls_ca, tls_cert, tls_key, tls_server_name, token_file;
 
   std::optional<std::chrono::milliseconds> timeout() const;
 };
 void AddServerFlags(CLI::App& app, ServerFlags& flags);
-void AddPromptFlags(CLI::App& app, PromptFlags& flags);
+// At most one of them is given, which the flags see to. Returns them.
+std::vector<CLI::Option*> AddPromptFlags(CLI::App& app, PromptFlags& flags);
+
+// Refuses flags without a prompt.
+void RequirePrompt(const PromptFlags& flags);
+
+// A flag whose value is one item of a list: it is given again for each further one.
+template <typename Item>
+CLI::Option* AddRepeatedFlag(CLI::App& app, const std::string& name, std::vector<Item>& items,
+                             const std::string& help) {
+  return app.add_option(name, items, help + "; may be given again for more")
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->take_all();
+}
 
 // A client that has reached its server, or an error that says why not, and how to start a server where
-// nothing listens.
+// nothing listens. Refuses flags with which a token would go to another machine in clear text.
 absl::StatusOr<Client> ConnectedClient(const ServerFlags& flags, const Interrupt& interrupt);
 
 // Writes the whole text to standard output at once, so that a reader of a pipe sees it.
@@ -64,6 +91,8 @@ CLI::Validator Number(double low, double high);
 CLI::Validator WholeNumber(uint64_t low, uint64_t high);
 CLI::Validator HostAndPort();
 CLI::Validator Utf8();
+CLI::Validator Utf8OrFile();  // or "@FILE", which is not looked at
+CLI::Validator TokenIds();    // as ParseTokenIds takes them; a file is not looked at
 
 inline constexpr uint64_t kMaxUint32 = std::numeric_limits<uint32_t>::max();
 inline constexpr uint64_t kMaxUint64 = std::numeric_limits<uint64_t>::max();

@@ -14,7 +14,12 @@ namespace efla {
 
 struct GenerationFlags {
   std::optional<uint32_t> max_tokens, top_k;
-  std::optional<float> temperature, top_p, min_p;
+  std::optional<float> temperature, top_p, min_p, typical_p;
+  std::optional<float> repetition_penalty, presence_penalty, frequency_penalty;
+  std::optional<uint32_t> penalty_window, no_repeat_ngram;
+  uint32_t min_tokens = 0;
+  std::vector<std::string> logit_bias;  // ID=VALUE each
+  std::vector<uint32_t> allow_ids, ban_ids;
   std::optional<uint64_t> seed;
   std::vector<std::string> stop;
   std::vector<uint32_t> stop_token_ids;

@@ -4,6 +4,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <utility>
+
 namespace efla {
 namespace {
 
@@ -41,12 +43,14 @@ std::stop_token Interrupt::Renew() {
   source_ = std::stop_source();
   renewed_ = true;
   at_once_ = false;
+  last_ = {};
   return source_.get_token();
 }
 
-void Interrupt::EndAtOnce() {
+void Interrupt::EndAtOnce(std::function<void()> last) {
   const std::scoped_lock lock(mutex_);
   at_once_ = true;
+  last_ = std::move(last);
 }
 
 void Interrupt::Watch() {
@@ -56,7 +60,10 @@ void Interrupt::Watch() {
     std::stop_source source;
     {
       const std::scoped_lock lock(mutex_);
-      if (at_once_ || (renewed_ && signal == SIGTERM)) _exit(kExitInterrupted);
+      if (at_once_ || (renewed_ && signal == SIGTERM)) {
+        if (last_) last_();
+        _exit(kExitInterrupted);
+      }
       source = source_;
     }
     if (!source.request_stop()) _exit(kExitInterrupted);

@@ -3,6 +3,7 @@
 #define EFLA_CLIENT_INTERRUPT_H_
 
 #include <atomic>
+#include <functional>
 #include <mutex>
 #include <stop_token>
 #include <thread>
@@ -23,16 +24,18 @@ class Interrupt {
   // For programs that outlive what a signal stops. A fresh token: the next SIGINT requests its stop, one more
   // ends the process; SIGTERM ends it at once.
   std::stop_token Renew();
-  // Nothing is under way that could be stopped: signals end the process at once, until the next Renew.
-  void EndAtOnce();
+  // Nothing is under way that could be stopped: signals end the process at once, until the next Renew; before
+  // that, `last` is called in a thread of its own.
+  void EndAtOnce(std::function<void()> last = {});
 
  private:
   void Watch();
 
-  mutable std::mutex mutex_;  // guards what follows, down to at_once_
+  mutable std::mutex mutex_;  // guards what follows, down to last_
   std::stop_source source_;
   bool renewed_ = false;
   bool at_once_ = false;
+  std::function<void()> last_;
   std::atomic<bool> closing_ = false;
   std::thread watcher_;
 };

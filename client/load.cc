@@ -36,6 +36,12 @@ struct LoadFlags {
   bool json = false, quiet = false, progress = false;
 };
 
+CLI::Validator PromptLengths() {
+  return CLI::Validator(
+      [](std::string& mix) { return std::string(PromptMix::Parse(mix).status().message()); },
+      "TOKENS:WEIGHT,...");
+}
+
 absl::StatusOr<LoadPlan> MakePlan(const LoadFlags& flags, const v1::Model& model) {
   absl::StatusOr<PromptMix> mix = PromptMix::Parse(flags.prompt_lengths);
   if (!mix.ok()) return mix.status();
@@ -218,6 +224,7 @@ Command AddLoad(CLI::App& program) {
                   "Seconds to go on sending; what is in flight then is waited for")
       ->check(Number(kShortestSeconds, kLongestSeconds));
   app->add_option("--prompt-lengths", flags->prompt_lengths, "Mix of TOKENS:WEIGHT, as in 32:0.5,512:0.5")
+      ->check(PromptLengths())
       ->capture_default_str();
   app->add_option("--max-tokens", flags->max_tokens,
                   "Tokens each request draws; end-of-text tokens are ignored")
@@ -231,8 +238,9 @@ Command AddLoad(CLI::App& program) {
       ->check(WholeNumber(0, kMostRequests))
       ->capture_default_str();
   app->add_flag("--json", flags->json, "One JSON object, with the field names of vLLM's benchmark");
-  app->add_flag("--quiet", flags->quiet, "No progress line");
-  app->add_flag("--progress", flags->progress, "Progress lines even where standard error is no terminal");
+  CLI::Option* quiet = app->add_flag("--quiet", flags->quiet, "No progress line");
+  app->add_flag("--progress", flags->progress, "Progress lines even where standard error is no terminal")
+      ->excludes(quiet);
   return {app, [flags] { return RunLoadCommand(*flags); }};
 }
 

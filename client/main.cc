@@ -17,9 +17,14 @@ int main(int argc, char** argv) {
   program.require_subcommand(1);
   std::vector<efla::Command> commands = {efla::AddGenerate(program), efla::AddScore(program),
                                          efla::AddTokenize(program), efla::AddLoad(program),
-                                         efla::AddSessions(program), efla::AddChat(program)};
+                                         efla::AddEval(program),     efla::AddSessions(program),
+                                         efla::AddChat(program),     efla::AddHealth(program),
+                                         efla::AddAdmin(program),    efla::AddToken(program)};
   try {
     program.parse(argc, argv);
+    for (const efla::Command& command : commands) {
+      if (command.app->parsed()) return command.run();
+    }
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return program.exit(error);  // --help, --version
     std::string what = error.what();
@@ -33,9 +38,6 @@ int main(int argc, char** argv) {
     }
     std::fprintf(stderr, "efla: %s; see: efla %s--help\n", what.c_str(), chosen.c_str());
     return efla::kExitUsage;
-  }
-  for (const efla::Command& command : commands) {
-    if (command.app->parsed()) return command.run();
   }
   return efla::kExitUsage;  // not reached: one subcommand is required
 }

@@ -115,10 +115,10 @@ absl::StatusOr<TokenIdList> ParseTokenIds(std::string_view ids) {
 }
 
 absl::StatusOr<Prompt> ReadPrompt(const PromptFlags& flags) {
-  int given = flags.text.has_value() + flags.file.has_value() + flags.token_ids.has_value();
+  const int given = flags.text.has_value() + flags.file.has_value() + flags.token_ids.has_value();
   if (given != 1) {
     return absl::InvalidArgumentError(
-        absl::StrFormat("%d prompts are given; give one of --prompt, --prompt-file and --token-ids", given));
+        absl::StrFormat("%d of text, file and token ids are given; a prompt is one of them", given));
   }
   if (flags.text) return Prompt(*flags.text);
   if (flags.file) {

@@ -22,6 +22,8 @@ struct PromptFlags {
   std::optional<std::string> text;       // --prompt
   std::optional<std::string> file;       // --prompt-file; "-" is standard input
   std::optional<std::string> token_ids;  // --token-ids
+
+  bool given() const { return text || file || token_ids; }
 };
 
 inline constexpr size_t kMaxTextBytes = size_t{256} << 20;

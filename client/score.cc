@@ -1,7 +1,9 @@
 // efla score: log-probability of each token of a text.
 #include <cmath>
 #include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_format.h"
@@ -18,10 +20,13 @@ constexpr int kTableTokens = 64;  // longer texts get the summary only
 struct ScoreFlags {
   ServerFlags server;
   PromptFlags prompt;
+  std::vector<std::string> continuations;
   bool json = false;
 };
 
-std::string ScoreJson(const v1::ScoreResponse& score) {
+// `Scored` is ScoreResponse or ContinuationScore.
+template <typename Scored>
+Json ScoredJson(const Scored& score) {
   Json json;
   json["token_ids"] = Json::array();
   for (uint32_t id : score.token_ids()) json["token_ids"].push_back(id);
@@ -30,9 +35,37 @@ std::string ScoreJson(const v1::ScoreResponse& score) {
     json["logprobs"].push_back(token.has_logprob() ? Json(token.logprob()) : Json());
   }
   json["sum_logprob"] = score.sum_logprob();
+  return json;
+}
+
+std::string ScoreJson(const v1::ScoreResponse& score) {
+  Json json;
+  if (score.continuations_size() == 0) {
+    json = ScoredJson(score);
+  } else {
+    json["continuations"] = Json::array();
+    for (const v1::ContinuationScore& continuation : score.continuations()) {
+      Json entry = ScoredJson(continuation);
+      entry["is_greedy"] = continuation.is_greedy();
+      entry["text_bytes"] = continuation.text_bytes();
+      json["continuations"].push_back(std::move(entry));
+    }
+  }
   json["usage"] = {{"prompt_tokens", score.usage().prompt_tokens()},
-                   {"completion_tokens", score.usage().completion_tokens()}};
+                   {"completion_tokens", score.usage().completion_tokens()},
+                   {"cached_tokens", score.usage().cached_tokens()}};
   return json.dump() + "\n";
+}
+
+std::string ContinuationsTable(const v1::ScoreResponse& score, const std::vector<std::string>& texts) {
+  std::string table;
+  for (int i = 0; i < score.continuations_size(); ++i) {
+    const v1::ContinuationScore& continuation = score.continuations(i);
+    table += absl::StrFormat("%10.4f  %3d tokens  %s  \"%s\"\n", continuation.sum_logprob(),
+                             continuation.token_ids_size(), continuation.is_greedy() ? "greedy" : "      ",
+                             absl::CHexEscape(texts[static_cast<size_t>(i)]));
+  }
+  return table;
 }
 
 std::string ScoreTable(const v1::ScoreResponse& score, std::optional<size_t> text_bytes) {
@@ -57,6 +90,7 @@ std::string ScoreTable(const v1::ScoreResponse& score, std::optional<size_t> tex
 }
 
 int RunScore(const ScoreFlags& flags) {
+  RequirePrompt(flags.prompt);
   absl::StatusOr<Prompt> prompt = ReadPrompt(flags.prompt);
   if (!prompt.ok()) return ExitStatus(prompt.status());
   std::optional<size_t> text_bytes;
@@ -67,10 +101,14 @@ int RunScore(const ScoreFlags& flags) {
   if (!client.ok()) return ExitStatus(client.status(), interrupt);
   v1::ScoreRequest request;
   SetPrompt(*std::move(prompt), request);
+  for (const std::string& text : flags.continuations) request.add_continuations()->set_text(text);
   CallOptions options{.timeout = flags.server.timeout(), .stop = interrupt.token()};
   absl::StatusOr<v1::ScoreResponse> score = client->Score(request, options);
   if (!score.ok()) return CallExitStatus(score.status(), interrupt);
-  return ExitStatus(WriteOut(flags.json ? ScoreJson(*score) : ScoreTable(*score, text_bytes)), interrupt);
+  const std::string text = flags.json                    ? ScoreJson(*score)
+                           : flags.continuations.empty() ? ScoreTable(*score, text_bytes)
+                                                         : ContinuationsTable(*score, flags.continuations);
+  return ExitStatus(WriteOut(text), interrupt);
 }
 
 }  // namespace
@@ -80,7 +118,11 @@ Command AddScore(CLI::App& program) {
   CLI::App* app = program.add_subcommand("score", "Log-probability of each token of a text");
   AddServerFlags(*app, flags->server);
   AddPromptFlags(*app, flags->prompt);
-  app->add_flag("--json", flags->json, "One JSON object: token_ids, and logprobs with null for the first");
+  AddRepeatedFlag(*app, "--continuation", flags->continuations,
+                  "Score this text after the prompt, which is computed once and not scored")
+      ->check(Utf8());
+  app->add_flag("--json", flags->json,
+                "One JSON object: token_ids, and logprobs with null for the first; or continuations");
   return {app, [flags] { return RunScore(*flags); }};
 }
 

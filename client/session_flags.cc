@@ -12,13 +12,18 @@ namespace efla {
 
 v1::Durability ChangeFlags::Durability() const { return ParseDurability(durability); }
 
-void AddChangeFlags(CLI::App& app, ChangeFlags& flags, CLI::Option* session) {
+void AddRevisionFlags(CLI::App& app, ChangeFlags& flags, CLI::Option* session) {
   CLI::Option* const revision = app.add_option("--expected-revision", flags.expected_revision,
                                                "Fail, and change nothing, at another revision")
                                     ->check(WholeNumber(1, kMaxUint64));
   app.add_option("--request-id", flags.request_id,
-                 "A repetition with the same id is answered with the first one's result");
+                 "A repetition with the same id is answered with the first one's result")
+      ->check(Utf8());
   if (session != nullptr) revision->needs(session);
+}
+
+void AddChangeFlags(CLI::App& app, ChangeFlags& flags, CLI::Option* session) {
+  AddRevisionFlags(app, flags, session);
   AddDurabilityFlag(app, flags.durability, session);
 }
 
@@ -45,6 +50,7 @@ std::string SessionLine(const v1::Session& session) {
                                      session.revision(), session.tokens(), TierName(session.tier()));
   if (session.durable_revision() > 0)
     absl::StrAppendFormat(&line, ", durable %d", session.durable_revision());
+  if (session.damaged()) line += ", damaged";
   if (session.busy()) line += ", busy";
   for (int i = 0; i < session.marks_size(); ++i) {
     absl::StrAppendFormat(&line, "%s%s at %d", i == 0 ? ", marks " : " ", session.marks(i).name(),

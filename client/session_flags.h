@@ -26,6 +26,8 @@ struct ChangeFlags {
   }
 };
 // `session`: the option without which these make no sense; may be null.
+void AddRevisionFlags(CLI::App& app, ChangeFlags& flags, CLI::Option* session = nullptr);
+// These and the durability.
 void AddChangeFlags(CLI::App& app, ChangeFlags& flags, CLI::Option* session = nullptr);
 void AddDurabilityFlag(CLI::App& app, std::string& durability, CLI::Option* session = nullptr);
 v1::Durability ParseDurability(const std::string& durability);

@@ -40,6 +40,7 @@ Json SessionJson(const v1::Session& session) {
             {"tokens", session.tokens()},
             {"waiting_tokens", session.waiting_tokens()},
             {"tier", TierName(session.tier())},
+            {"damaged", session.damaged()},
             {"busy", session.busy()},
             {"marks", Json::array()},
             {"kept_revisions", Json::array()},
@@ -50,6 +51,10 @@ Json SessionJson(const v1::Session& session) {
         {{"name", mark.name()}, {"revision", mark.revision()}, {"tokens", mark.tokens()}});
   }
   for (const uint64_t revision : session.kept_revisions()) json["kept_revisions"].push_back(revision);
+  if (session.has_usage()) {
+    json["usage"] = {{"prompt_tokens", session.usage().prompt_tokens()},
+                     {"cached_tokens", session.usage().cached_tokens()}};
+  }
   return json;
 }
 
@@ -70,17 +75,13 @@ uint64_t TtlMs(const SessionsFlags& flags) {
   return flags.ttl_seconds ? static_cast<uint64_t>(*flags.ttl_seconds * 1e3) : 0;
 }
 
-bool HasPrompt(const SessionsFlags& flags) {
-  return flags.prompt.text || flags.prompt.file || flags.prompt.token_ids;
-}
-
 absl::Status RunCreate(SessionsFlags& flags, Client& client, const CallOptions& options) {
   v1::CreateSessionRequest request;
   request.set_session_id(flags.new_id.value_or(""));
   request.set_request_id(flags.change.request_id);
   request.set_durability(flags.change.Durability());
   request.set_ttl_ms(TtlMs(flags));
-  if (HasPrompt(flags)) {
+  if (flags.prompt.given()) {
     absl::StatusOr<Prompt> prompt = ReadPrompt(flags.prompt);
     if (!prompt.ok()) return prompt.status();
     SetPrompt(*std::move(prompt), request);
@@ -229,15 +230,18 @@ Command AddSessions(CLI::App& program) {
     subcommands->emplace_back(one, run);
     return one;
   };
-  const auto add_id = [&](CLI::App* one) { one->add_option("ID", flags->id, "The session")->required(); };
+  const auto add_id = [&](CLI::App* one) {
+    one->add_option("ID", flags->id, "The session")->required()->check(Utf8());
+  };
   // Of commands that make a session: there is no revision yet.
   const auto add_new = [&](CLI::App* one) {
-    one->add_option("--id", flags->new_id, "Its name; the server makes one when left out");
+    one->add_option("--id", flags->new_id, "Its name; the server makes one when left out")->check(Utf8());
     one->add_option("--ttl", flags->ttl_seconds,
                     "Seconds without use until it is gone; the server's longest when left out")
         ->check(Number(kShortestSeconds, kLongestSeconds));
     one->add_option("--request-id", flags->change.request_id,
-                    "A repetition with the same id is answered with the first one's result");
+                    "A repetition with the same id is answered with the first one's result")
+        ->check(Utf8());
     AddDurabilityFlag(*one, flags->change.durability);
   };
 
@@ -248,29 +252,31 @@ Command AddSessions(CLI::App& program) {
   add_id(add("get", "Show a session", RunGet));
 
   add("list", "Show all sessions, one a line", RunList)
-      ->add_option("--prefix", flags->prefix, "Only those whose names begin so");
+      ->add_option("--prefix", flags->prefix, "Only those whose names begin so")
+      ->check(Utf8());
 
   CLI::App* append = add("append", "Add a prompt without generating", RunAppend);
   add_id(append);
   AddPromptFlags(*append, flags->prompt);
+  append->callback([flags] { RequirePrompt(flags->prompt); });
   AddChangeFlags(*append, flags->change);
 
   CLI::App* fork = add("fork", "Make sessions that go on from the same context", RunFork);
   add_id(fork);
-  fork->add_option("--child", flags->children, "A child's name; may be repeated")->allow_extra_args(false);
+  AddRepeatedFlag(*fork, "--child", flags->children, "A child's name")->check(Utf8());
   fork->add_option("--count", flags->count, "Children, named by the server unless --child names them")
       ->check(WholeNumber(1, kMaxUint32));
-  fork->add_option("--mark", flags->mark, "Fork there instead of at the head");
+  fork->add_option("--mark", flags->mark, "Fork there instead of at the head")->check(Utf8());
   AddChangeFlags(*fork, flags->change);
 
   CLI::App* mark = add("mark", "Name the present context", RunMark);
   add_id(mark);
-  mark->add_option("NAME", flags->name, "The mark; an existing one moves")->required();
+  mark->add_option("NAME", flags->name, "The mark; an existing one moves")->required()->check(Utf8());
   AddChangeFlags(*mark, flags->change);
 
   CLI::App* rewind = add("rewind", "Go back to before the last turn, or where the flags say", RunRewind);
   add_id(rewind);
-  CLI::Option* const to_mark = rewind->add_option("--mark", flags->mark, "To this mark");
+  CLI::Option* const to_mark = rewind->add_option("--mark", flags->mark, "To this mark")->check(Utf8());
   rewind->add_option("--revision", flags->revision, "To this revision, one of those that `get` shows")
       ->check(WholeNumber(1, kMaxUint64))
       ->excludes(to_mark);
@@ -278,9 +284,10 @@ Command AddSessions(CLI::App& program) {
 
   CLI::App* remove = add("delete", "Forget a session", RunDelete);
   add_id(remove);
-  AddChangeFlags(*remove, flags->change);
+  AddRevisionFlags(*remove, flags->change);
 
-  CLI::App* move = add("move", "Put a session to rest in a lower tier, or lift it to the device", RunMove);
+  CLI::App* move = add(
+      "move", "Put a session to rest in a lower tier, or lift it to the device or to host memory", RunMove);
   add_id(move);
   move->add_option("TIER", flags->tier, "device, host, disk or shared")
       ->required()
@@ -289,7 +296,7 @@ Command AddSessions(CLI::App& program) {
   CLI::App* export_ = add("export", "Write a session's snapshot to a file", RunExport);
   add_id(export_);
   export_->add_option("FILE", flags->file, "The file; - is standard output")->required();
-  export_->add_option("--mark", flags->mark, "That context instead of the head");
+  export_->add_option("--mark", flags->mark, "That context instead of the head")->check(Utf8());
 
   CLI::App* import = add("import", "Make a session from a snapshot", RunImport);
   import->add_option("FILE", flags->file, "The file; - is standard input")->required();

@@ -19,9 +19,6 @@ struct TokenizeFlags {
 };
 
 int RunDetokenize(const TokenizeFlags& flags) {
-  if (!flags.token_ids || flags.text || flags.file) {
-    return ExitStatus(absl::InvalidArgumentError("--detokenize takes --token-ids and no text"));
-  }
   absl::StatusOr<TokenIdList> ids = ParseTokenIds(*flags.token_ids);
   if (!ids.ok()) return ExitStatus(ids.status());
   Interrupt interrupt;
@@ -38,9 +35,8 @@ int RunDetokenize(const TokenizeFlags& flags) {
 
 int RunTokenize(const TokenizeFlags& flags) {
   if (flags.detokenize) return RunDetokenize(flags);
-  if (flags.token_ids || flags.text.has_value() == flags.file.has_value()) {
-    return ExitStatus(
-        absl::InvalidArgumentError("give one of --text and --file, or --detokenize with --token-ids"));
+  if (!flags.text && !flags.file) {
+    RefuseFlags("there is no text; give one of --text and --file, or --detokenize with --token-ids");
   }
   v1::TokenizeRequest request;
   request.set_add_bos(flags.add_bos);
@@ -81,14 +77,23 @@ Command AddTokenize(CLI::App& program) {
   CLI::App* app =
       program.add_subcommand("tokenize", "Text to token ids with the server's tokenizer, and back");
   AddServerFlags(*app, flags->server);
-  app->add_option("--text", flags->text, "The text")->check(Utf8());
-  app->add_option("--file", flags->file, "A file that holds the text; - is standard input");
-  app->add_flag("--add-bos", flags->add_bos, "Put the beginning-of-text token in front");
-  app->add_flag("--parse-special-tokens", flags->parse_special_tokens,
-                "Special tokens written in the text become such tokens");
-  app->add_flag("--detokenize", flags->detokenize, "Ids to text");
-  app->add_option("--token-ids", flags->token_ids,
-                  "With --detokenize: 1,2,3, or @FILE (@- is standard input)");
+  CLI::Option* text = app->add_option("--text", flags->text, "The text")->check(Utf8());
+  CLI::Option* file =
+      app->add_option("--file", flags->file, "A file that holds the text; - is standard input")
+          ->excludes(text);
+  CLI::Option* bos = app->add_flag("--add-bos", flags->add_bos, "Put the beginning-of-text token in front");
+  CLI::Option* special = app->add_flag("--parse-special-tokens", flags->parse_special_tokens,
+                                       "Special tokens written in the text become such tokens");
+  CLI::Option* detokenize = app->add_flag("--detokenize", flags->detokenize, "Ids to text")
+                                ->excludes(text)
+                                ->excludes(file)
+                                ->excludes(bos)
+                                ->excludes(special);
+  CLI::Option* ids = app->add_option("--token-ids", flags->token_ids,
+                                     "With --detokenize: 1,2,3, or @FILE (@- is standard input)")
+                         ->check(TokenIds())
+                         ->needs(detokenize);
+  detokenize->needs(ids);
   app->add_flag("--json", flags->json, "One JSON object");
   return {app, [flags] { return RunTokenize(*flags); }};
 }

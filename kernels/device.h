@@ -26,7 +26,7 @@ namespace efla {
 //   int efla_cuda_module_version();                                           must return kDeviceAbiVersion
 //   efla::Device* efla_create_cuda_device(int ordinal, efla::DeviceStatus*);  null, and a status, on failure
 // Raise the version with every change of this header, op_args.h or types.h.
-inline constexpr int kDeviceAbiVersion = 2;
+inline constexpr int kDeviceAbiVersion = 3;
 
 struct DeviceStatus {
   enum class Code { kOk, kOutOfMemory, kUnavailable, kInvalid, kInternal };
@@ -89,6 +89,10 @@ class Device {
   // nor touch what is written.
   virtual DeviceStatus ReadMemory(void* to_host, const void* from, size_t bytes) = 0;
   virtual DeviceStatus WriteMemory(void* to, const void* from_host, size_t bytes) = 0;
+  // Host memory that these two copy without a detour (page-locked), 64-byte aligned; any thread. Null: there
+  // is none, or none that would be better than any other. To be freed before the device is gone.
+  virtual void* AllocateHost(size_t /*bytes*/) { return nullptr; }
+  virtual void FreeHost(void* /*memory*/) {}
   // Activations as float32, for tests and debugging.
   virtual void WriteActivations(void* act, std::span<const float> values) = 0;
   virtual void ReadActivations(std::span<float> values, const void* act) = 0;
@@ -144,8 +148,9 @@ class Device {
   struct StepShape {
     bool open = false;
     int num_tokens = 0, num_decode = 0, num_segments = 0, num_samples = 0;
-    TokenId max_token = 0;    // greatest token id
-    TokenId max_target = -1;  // greatest SampleRow::target
+    TokenId max_token = 0;                  // greatest token id
+    TokenId max_target = -1;                // greatest SampleRow::target, or token of a list
+    int64_t num_masks = 0, mask_words = 0;  // masks that rows refer to, up to the last; words of all given
   };
   StepShape step_;
 };

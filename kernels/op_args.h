@@ -22,29 +22,54 @@ struct Segment {
   int32_t num_tokens;   // >= 1
   int32_t read_slot;
   int32_t write_slot;
+  // Which earlier segment of the step, by its index, has written read_slot and is computed first; -1: none.
+  int32_t follows = -1;
 };
 
-// One row of logits to be computed after the layers, and what to do with it.
+// A change of one token's logit z before the draw: z + bias, then divided by `scale` where that is positive
+// and multiplied by it where not, then less `penalty` (logit_math.h). A bias of -infinity bans the token.
+struct LogitAdjustment {
+  TokenId token = 0;
+  float bias = 0.0f;     // finite or -infinity
+  float scale = 1.0f;    // > 0
+  float penalty = 0.0f;  // finite
+};
+
+// Words of a mask over a vocabulary: bit id % 32 of word id / 32 says whether a token may be drawn.
+constexpr int64_t MaskWords(int64_t vocab_size) { return (vocab_size + 31) / 32; }
+
+// One row of logits to be computed after the layers, and what to do with it. sample.h has the order.
 struct SampleRow {
   int32_t token_row = 0;     // which token of the step the logits follow
   TokenId target = -1;       // >= 0: draw nothing, report this token's log-probability
   float temperature = 1.0f;  // 0: the most probable token, the lowest id among equals
   int32_t top_k = 0;         // 0: off
+  float typical_p = 1.0f;    // 1: off
   float top_p = 1.0f;        // 1: off
   float min_p = 0.0f;        // 0: off
   uint64_t seed = 0;         // the draw is a function of (seed, position, logits) and of nothing else
   uint64_t position = 0;     // index of the drawn token in its generation
   int32_t num_top = 0;       // alternatives to report, 0 to kMaxTopLogprobs
+  // Its list is adjustments[adjust_begin, adjust_begin + num_adjust) of the step, no token twice in it; at
+  // most kMaxAdjustments. Of the rows that draw only.
+  int32_t adjust_begin = 0, num_adjust = 0;
+  int32_t mask = -1;  // which mask of the step says what may be drawn; -1: none. Of the rows that draw only
 };
 
-// Log-probabilities are natural logs of the model's own distribution, before temperature and cuts.
+// Whether the row draws from something else than its logits divided by the temperature and cut by rank.
+constexpr bool DrawsReshaped(const SampleRow& row) {
+  return row.target < 0 && (row.num_adjust > 0 || row.mask >= 0 || row.typical_p < 1.0f);
+}
+
+// Log-probabilities are natural logs of the model's own distribution, before adjustments, masks, temperature
+// and cuts.
 struct TokenLogprob {
   TokenId token;
   float logprob;
 };
 
 struct SampleResult {
-  TokenId token;      // the drawn token, or the target
+  TokenId token;      // the drawn token, or the target; -1: finite logits, but every token is banned
   float logprob;      // of `token`
   int32_t finite;     // 0: the row's logits held NaN or infinity; token and logprob mean nothing then
   int32_t top_begin;  // its num_top alternatives start here in StepOutput::top, best first
@@ -52,13 +77,17 @@ struct SampleResult {
 
 // One step's input, host memory. Tokens [0, num_decode) belong to one sequence each and take the recurrent
 // form; the segments' tokens follow in order and take the chunkwise form. No slot may be written twice, or
-// written by one sequence and read by another, in one step.
+// written by one sequence and read by another, in one step; Segment::follows is the one exception to the
+// latter.
 struct StepInput {
   std::span<const TokenId> tokens;  // [num_tokens], each < vocab
   int num_decode = 0;
   std::span<const int32_t> decode_read_slot, decode_write_slot;  // [num_decode]
   std::span<const Segment> segments;
   std::span<const SampleRow> samples;
+  // What rows of `samples` refer to: lists for at most max(max_decode, 1) rows, and as many masks.
+  std::span<const LogitAdjustment> adjustments = {};
+  std::span<const uint32_t> masks = {};  // [masks, MaskWords(vocab)]
 };
 
 // One step's results, host memory, valid until the next step begins.

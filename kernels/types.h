@@ -36,6 +36,9 @@ inline constexpr int kChunkTokens = 64;
 // Most alternatives that a log-probability row can report.
 inline constexpr int kMaxTopLogprobs = 20;
 
+// Most tokens whose logits one draw can adjust.
+inline constexpr int kMaxAdjustments = 8192;
+
 }  // namespace efla
 
 #endif  // EFLA_KERNELS_TYPES_H_

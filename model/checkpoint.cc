@@ -161,6 +161,51 @@ absl::Status CheckTensors(const std::string& directory, const ModelConfig& confi
   return absl::OkStatus();
 }
 
+// Keys of generation_config.json that shape the output and are not read here, and the value with which each
+// changes nothing, beside null.
+const std::map<std::string, nlohmann::json>& UnsupportedKeys() {
+  static const auto* const keys =
+      new std::map<std::string, nlohmann::json>{{"bad_words_ids", nlohmann::json::array()},
+                                                {"begin_suppress_tokens", nlohmann::json::array()},
+                                                {"constraints", nlohmann::json::array()},
+                                                {"diversity_penalty", 0},
+                                                {"dola_layers", nullptr},
+                                                {"encoder_no_repeat_ngram_size", 0},
+                                                {"encoder_repetition_penalty", 1},
+                                                {"epsilon_cutoff", 0},
+                                                {"eta_cutoff", 0},
+                                                {"exponential_decay_length_penalty", nullptr},
+                                                {"force_words_ids", nlohmann::json::array()},
+                                                {"forced_bos_token_id", nullptr},
+                                                {"forced_eos_token_id", nullptr},
+                                                {"guidance_scale", 1},
+                                                {"max_length", 20},
+                                                {"max_time", nullptr},
+                                                {"min_length", 0},
+                                                {"min_new_tokens", 0},
+                                                {"num_beam_groups", 1},
+                                                {"num_beams", 1},
+                                                {"num_return_sequences", 1},
+                                                {"penalty_alpha", 0},
+                                                {"renormalize_logits", false},
+                                                {"sequence_bias", nullptr},
+                                                {"stop_strings", nlohmann::json::array()},
+                                                {"suppress_tokens", nlohmann::json::array()},
+                                                {"top_h", nullptr},
+                                                {"watermarking_config", nullptr}};
+  return *keys;
+}
+
+std::vector<std::string> UnsupportedIn(const nlohmann::json& config) {
+  std::vector<std::string> unsupported;
+  for (const auto& [key, neutral] : UnsupportedKeys()) {
+    const auto found = config.find(key);
+    if (found == config.end() || found->is_null() || *found == neutral) continue;
+    unsupported.push_back(absl::StrFormat("%s %s", key, Printable(found->dump(), 40)));
+  }
+  return unsupported;
+}
+
 absl::StatusOr<GenerationDefaults> ReadGenerationConfig(const std::string& path, int64_t vocab_size) {
   GenerationDefaults defaults;
   absl::StatusOr<std::string> text = ReadFile(path, kMaxConfigBytes);
@@ -176,11 +221,19 @@ absl::StatusOr<GenerationDefaults> ReadGenerationConfig(const std::string& path,
   defaults.temperature = as_float(fields.OptionalNumber("temperature", -kAnyNumber, kAnyNumber));
   defaults.top_p = as_float(fields.OptionalNumber("top_p", -kAnyNumber, kAnyNumber));
   defaults.min_p = as_float(fields.OptionalNumber("min_p", -kAnyNumber, kAnyNumber));
+  defaults.typical_p = as_float(fields.OptionalNumber("typical_p", -kAnyNumber, kAnyNumber));
+  defaults.repetition_penalty =
+      as_float(fields.OptionalNumber("repetition_penalty", -kAnyNumber, kAnyNumber));
   if (const auto top_k = fields.OptionalInteger("top_k", 0, INT32_MAX)) {
     defaults.top_k = static_cast<int>(*top_k);
   }
+  if (const auto ngram = fields.OptionalInteger("no_repeat_ngram_size", 0, kMaxNoRepeatNgram)) {
+    defaults.no_repeat_ngram_size = static_cast<int>(*ngram);
+  }
+  defaults.max_new_tokens = fields.OptionalInteger("max_new_tokens", 1, UINT32_MAX);
   if (fields.Has("do_sample") && !fields.Boolean("do_sample", true)) defaults.temperature = 0.0f;
   defaults.eos_token_ids = fields.TokenIds("eos_token_id", vocab_size, {});
+  defaults.unsupported = UnsupportedIn(*object);
   if (!fields.status().ok()) return fields.status();
 
   SamplingParams params;
@@ -188,7 +241,9 @@ absl::StatusOr<GenerationDefaults> ReadGenerationConfig(const std::string& path,
   params.top_k = defaults.top_k.value_or(params.top_k);
   params.top_p = defaults.top_p.value_or(params.top_p);
   params.min_p = defaults.min_p.value_or(params.min_p);
-  if (absl::Status status = params.Validate(); !status.ok()) {
+  params.typical_p = defaults.typical_p.value_or(params.typical_p);
+  params.repetition_penalty = defaults.repetition_penalty.value_or(params.repetition_penalty);
+  if (absl::Status status = params.Validate(vocab_size); !status.ok()) {
     return absl::InvalidArgumentError(absl::StrFormat("%s: %s", path, std::string(status.message())));
   }
   return defaults;

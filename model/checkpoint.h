@@ -28,11 +28,13 @@ struct CheckpointOptions {
   std::optional<ModelType> type_override;
 };
 
-// Default sampling values and extra end tokens of generation_config.json; absent fields are not set.
+// Default values and extra end tokens of generation_config.json; absent fields are not set.
 struct GenerationDefaults {
-  std::optional<float> temperature, top_p, min_p;
-  std::optional<int> top_k;
+  std::optional<float> temperature, top_p, min_p, typical_p, repetition_penalty;
+  std::optional<int> top_k, no_repeat_ngram_size;
+  std::optional<int64_t> max_new_tokens;
   std::vector<TokenId> eos_token_ids;
+  std::vector<std::string> unsupported;  // "num_beams 4": what it asks for beside these, by name
 };
 
 // Immutable once open; safe to read from any thread. Tensors stay valid as long as the Checkpoint lives.

@@ -141,34 +141,6 @@ absl::Status Inspect(const Arguments& arguments) {
   return absl::OkStatus();
 }
 
-// A value is NaN or infinite when all bits of its exponent are set.
-template <typename Bits>
-int64_t FirstNotFinite(const void* data, int64_t elements, Bits exponent) {
-  const Bits* bits = static_cast<const Bits*>(data);
-  for (int64_t i = 0; i < elements; ++i) {
-    if ((bits[i] & exponent) == exponent) return i;
-  }
-  return -1;
-}
-
-absl::Status CheckFinite(const TensorInfo& tensor) {
-  const int64_t elements = tensor.bytes() / static_cast<int64_t>(ByteSize(tensor.dtype));
-  int64_t at = -1;
-  switch (tensor.dtype) {
-    case DType::kF32:
-      at = FirstNotFinite<uint32_t>(tensor.data, elements, 0x7F800000);
-      break;
-    case DType::kF16:
-      at = FirstNotFinite<uint16_t>(tensor.data, elements, 0x7C00);
-      break;
-    case DType::kBF16:
-      at = FirstNotFinite<uint16_t>(tensor.data, elements, 0x7F80);
-      break;
-  }
-  if (at < 0) return absl::OkStatus();
-  return absl::DataLossError(absl::StrFormat("tensor %s: element %d is NaN or infinite", tensor.name, at));
-}
-
 absl::Status Verify(const Arguments& arguments) {
   absl::StatusOr<CheckpointOptions> options = OptionsOf(arguments);
   if (!options.ok()) return options.status();

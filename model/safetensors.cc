@@ -135,6 +135,26 @@ absl::Status WriteAll(int descriptor, const std::string& path, const void* data,
   return absl::OkStatus();
 }
 
+// A value is NaN or infinite when all bits of its exponent are set. -1: none is.
+template <typename Bits>
+int64_t FirstNotFinite(const TensorInfo& tensor, Bits exponent) {
+  constexpr int64_t kBlock = 4096;  // one branch a block, so that the compiler can use vectors inside
+  const auto* const bits = static_cast<const Bits*>(tensor.data);
+  const int64_t count = tensor.bytes() / static_cast<int64_t>(sizeof(Bits));
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t end = std::min(count, begin + kBlock);
+    Bits found = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      found |= static_cast<Bits>(static_cast<Bits>(bits[i] & exponent) == exponent);
+    }
+    if (found == 0) continue;
+    for (int64_t i = begin; i < end; ++i) {
+      if (static_cast<Bits>(bits[i] & exponent) == exponent) return i;
+    }
+  }
+  return -1;
+}
+
 }  // namespace
 
 std::string_view SafetensorsName(DType dtype) {
@@ -147,6 +167,23 @@ std::string_view SafetensorsName(DType dtype) {
       return "BF16";
   }
   return "?";
+}
+
+absl::Status CheckFinite(const TensorInfo& tensor) {
+  int64_t at = -1;
+  switch (tensor.dtype) {
+    case DType::kF32:
+      at = FirstNotFinite<uint32_t>(tensor, 0x7F800000);
+      break;
+    case DType::kF16:
+      at = FirstNotFinite<uint16_t>(tensor, 0x7C00);
+      break;
+    case DType::kBF16:
+      at = FirstNotFinite<uint16_t>(tensor, 0x7F80);
+      break;
+  }
+  if (at < 0) return absl::OkStatus();
+  return absl::DataLossError(absl::StrFormat("tensor %s: element %d is NaN or infinite", tensor.name, at));
 }
 
 std::string ShapeText(std::span<const int64_t> shape) {

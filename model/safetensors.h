@@ -22,6 +22,8 @@ inline constexpr int64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 
 // "F32", "F16", "BF16".
 std::string_view SafetensorsName(DType dtype);
+// DATA_LOSS, naming the tensor and the place of its first NaN or infinity in it.
+absl::Status CheckFinite(const TensorInfo& tensor);
 // "[4096, 256]"
 std::string ShapeText(std::span<const int64_t> shape);
 

@@ -16,6 +16,21 @@ constexpr size_t kMaxDepth = 32;
 constexpr int64_t kMaxValues = 1 << 20;  // bounds the memory a hostile document can ask for
 constexpr size_t kMaxListedTokens = 4096;
 
+// In our words, of what the library says: "[json.exception.parse_error.101] parse error at line 2, column 5:
+// syntax error ...", or the same without a place.
+std::string NotJson(size_t position, std::string_view what) {
+  constexpr std::string_view kLabelEnd = "] ", kError = "parse error", kAtLine = " at line ";
+  if (const size_t end = what.find(kLabelEnd); what.starts_with('[') && end != what.npos) {
+    what.remove_prefix(end + kLabelEnd.size());
+  }
+  if (what.starts_with(kError)) {
+    what.remove_prefix(kError.size());
+    if (what.starts_with(kAtLine)) return "not JSON" + Printable(what, 200);
+    if (const size_t colon = what.find(": "); colon != what.npos) what.remove_prefix(colon + 2);
+  }
+  return absl::StrFormat("not JSON at byte %d: %s", position, Printable(what, 200));
+}
+
 // Checks what the tree parser would let pass or would spend memory on.
 class Checker : public nlohmann::json_sax<json> {
  public:
@@ -40,7 +55,7 @@ class Checker : public nlohmann::json_sax<json> {
     return true;
   }
   bool parse_error(size_t position, const std::string&, const json::exception& error) override {
-    error_ = absl::StrFormat("not JSON at byte %d: %s", position, Printable(error.what(), 200));
+    error_ = NotJson(position, error.what());
     return false;
   }
 

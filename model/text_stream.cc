@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "kernels/check.h"
@@ -128,6 +129,13 @@ TextStream::Push TextStream::Add(TokenId id) {
   return push;
 }
 
+TextStream::Push TextStream::Echo(TokenId id) {
+  echo_end_ = std::numeric_limits<size_t>::max();
+  Push push = Add(id);
+  echo_end_ = bytes_in_;
+  return push;
+}
+
 TextStream::Push TextStream::Finish() {
   Push push;
   if (ended_) return push;
@@ -146,6 +154,7 @@ void TextStream::Take(std::string_view character, Push& push) {
   for (; placed_ < tokens_.size() && tokens_[placed_].bytes_end <= settled; ++placed_) {
     tokens_[placed_].text_end = text_end;
   }
+  if (settled <= echo_end_) return;
   const std::optional<StopMatcher::Match> match = stops_.Feed(character);
   if (!match) return;
   push.stopped = true;

@@ -61,6 +61,10 @@ class TextStream {
   // proper prefix of a stop string. A token is released with the text that covers its last byte, one without
   // bytes together with the token before it; a stop releases them all.
   Push Add(TokenId id);
+  // The same for a token of the prompt that the output is to begin with, and for one that is drawn before a
+  // stop string may end the output: no stop string is looked for in it, nor in a character that it leaves
+  // unfinished and nothing finishes. Before the first Add.
+  Push Echo(TokenId id);
   // The generation ended otherwise: everything held, an unfinished character as one U+FFFD.
   Push Finish();
 
@@ -87,6 +91,7 @@ class TextStream {
   };
   std::deque<HeldToken> tokens_;
   size_t placed_ = 0;    // of tokens_: how many know their text_end
+  size_t echo_end_ = 0;  // of the bytes from tokens: where those of Echo end
   size_t bytes_in_ = 0;  // bytes from tokens that repair_ has taken
   size_t text_out_ = 0;  // bytes sent so far; held_ begins here
 };

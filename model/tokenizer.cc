@@ -23,6 +23,27 @@ constexpr std::string_view kSpaceMark = "\xE2\x96\x81";  // U+2581
 // at least so many bytes where no piece can cross the cut. 1 MB of English: 0.38 s instead of 2.1 s.
 constexpr size_t kPartBytes = 512;
 
+constexpr int kNumBytes = 256;
+
+absl::Status CheckCount(int64_t tokens, const EncodeLimits& limits) {
+  if (tokens <= limits.max_tokens) return absl::OkStatus();
+  return absl::OutOfRangeError(absl::StrFormat("has at least %d tokens", tokens));
+}
+
+// Of a text of `bytes`, where no token stands for more than `token_bytes`; 0: not known.
+absl::Status CheckBytes(size_t bytes, size_t token_bytes, const EncodeLimits& limits) {
+  if (token_bytes == 0) return absl::OkStatus();
+  return CheckCount(static_cast<int64_t>((bytes + token_bytes - 1) / token_bytes), limits);
+}
+
+// Of text that is tokenised in one go.
+absl::Status CheckStretch(size_t bytes, const EncodeLimits& limits) {
+  if (bytes <= limits.max_stretch_bytes) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrFormat("%d bytes have no place to split them, such as a space between words; the limit is %d",
+                      bytes, limits.max_stretch_bytes));
+}
+
 // What one id adds to a text.
 struct PieceEntry {
   uint32_t begin = 0, bytes = 0;   // in the table's text
@@ -54,10 +75,17 @@ class SentencePieceTokenizer final : public Tokenizer {
       : pieces_(std::move(pieces)), fingerprint_(std::move(fingerprint)) {
     const SentencePieceAdapter::Traits& traits = pieces_->traits();
     bool has_space_piece = false;
+    int byte_pieces = 0;
     for (TokenId id = 0; id < pieces_->vocab_size(); ++id) {
       AddEntry(id, traits.strips_first_space);
       has_space_piece |= pieces_->Piece(id) == kSpaceMark;
+      byte_pieces += pieces_->KindOf(id) == SentencePieceAdapter::Kind::kByte ? 1 : 0;
+      // As it is spelled: a text may hold the space mark too.
+      max_token_bytes_ = std::max(max_token_bytes_, pieces_->Piece(id).size());
     }
+    // A text that is rewritten may lose any number of bytes, and without a piece for each byte an unknown
+    // piece may stand for as many.
+    if (traits.rewrites_text || byte_pieces < kNumBytes) max_token_bytes_ = 0;
     // Without a space piece, an unknown piece could reach across the cut.
     can_cut_ = traits.is_bpe && !traits.rewrites_text && !traits.space_is_suffix && has_space_piece;
     for (auto& ids : controls_by_byte_) {
@@ -67,11 +95,21 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text, bool parse_special) const override {
-    return EncodeAny(text, parse_special, /*with_prefix=*/true);
+    return EncodeAny(text, parse_special, /*with_prefix=*/true, {});
   }
   absl::StatusOr<std::vector<TokenId>> EncodeContinuation(std::string_view text,
                                                           bool parse_special) const override {
-    return EncodeAny(text, parse_special, /*with_prefix=*/false);
+    return EncodeAny(text, parse_special, /*with_prefix=*/false, {});
+  }
+  absl::StatusOr<std::vector<TokenId>> EncodeWithin(std::string_view text, bool parse_special, bool continues,
+                                                    const EncodeLimits& limits) const override {
+    return EncodeAny(text, parse_special, !continues, limits);
+  }
+  size_t max_token_bytes() const override { return max_token_bytes_; }
+  absl::StatusOr<std::vector<TokenId>> EncodeMarked(std::string_view text, std::span<const TextRange> plain,
+                                                    bool continues,
+                                                    const EncodeLimits& limits) const override {
+    return EncodeAny(text, /*parse_special=*/true, !continues, limits, plain);
   }
 
   std::string_view PieceBytes(TokenId id, bool at_start) const override {
@@ -134,28 +172,65 @@ class SentencePieceTokenizer final : public Tokenizer {
     entries_.push_back(entry);
   }
 
-  absl::StatusOr<std::vector<TokenId>> EncodeAny(std::string_view text, bool parse_special,
-                                                 bool with_prefix) const {
+  // Special tokens are not looked for in the ranges of `plain`.
+  absl::StatusOr<std::vector<TokenId>> EncodeAny(std::string_view text, bool parse_special, bool with_prefix,
+                                                 const EncodeLimits& limits,
+                                                 std::span<const TextRange> plain = {}) const {
+    if (absl::Status status = CheckBytes(text.size(), max_token_bytes_, limits); !status.ok()) return status;
     if (const auto bad = FindInvalidUtf8(text)) {
       return absl::InvalidArgumentError(absl::StrFormat("text is not UTF-8 at byte %d", *bad));
     }
+    absl::Status status;
+    if (text.size() > limits.max_stretch_bytes) {
+      status = ForEachPlain(text, parse_special, plain, [&](std::string_view between, TokenId) {
+        return CheckStretches(between, limits);
+      });
+      if (!status.ok()) return status;
+    }
     std::vector<TokenId> ids;
+    status = ForEachPlain(text, parse_special, plain, [&](std::string_view between, TokenId control) {
+      absl::Status encoded = EncodePlain(between, with_prefix, limits, ids);
+      if (encoded.ok() && control >= 0) ids.push_back(control);
+      return encoded;
+    });
+    if (status.ok()) status = CheckCount(static_cast<int64_t>(ids.size()), limits);
+    if (!status.ok()) return status;
+    return ids;
+  }
+
+  // Calls visit(text before a special token, that token) for each of them, and at last visit(text after all,
+  // -1), until it returns an error.
+  template <typename Visit>
+  absl::Status ForEachPlain(std::string_view text, bool parse_special, std::span<const TextRange> plain,
+                            const Visit& visit) const {
     size_t plain_begin = 0;
     for (size_t at = 0; parse_special && at < text.size();) {
-      const TokenId control = ControlAt(text.substr(at));
+      if (!plain.empty() && at >= plain.front().begin) {
+        at = plain.front().end;
+        plain = plain.subspan(1);
+        continue;
+      }
+      const TokenId control =
+          ControlAt(text.substr(at, plain.empty() ? text.npos : plain.front().begin - at));
       if (control < 0) {
         ++at;
         continue;
       }
-      absl::Status status = EncodePlain(text.substr(plain_begin, at - plain_begin), with_prefix, ids);
+      absl::Status status = visit(text.substr(plain_begin, at - plain_begin), control);
       if (!status.ok()) return status;
-      ids.push_back(control);
       at += Piece(control).size();
       plain_begin = at;
     }
-    absl::Status status = EncodePlain(text.substr(plain_begin), with_prefix, ids);
-    if (!status.ok()) return status;
-    return ids;
+    return visit(text.substr(plain_begin), -1);
+  }
+
+  absl::Status CheckStretches(std::string_view text, const EncodeLimits& limits) const {
+    while (text.size() > limits.max_stretch_bytes) {
+      const size_t part = PartEnd(text);
+      if (absl::Status status = CheckStretch(part, limits); !status.ok()) return status;
+      text.remove_prefix(part);
+    }
+    return absl::OkStatus();
   }
 
   // The longest control piece that `text` begins with, or -1.
@@ -167,10 +242,14 @@ class SentencePieceTokenizer final : public Tokenizer {
   }
 
   // Appends to `ids`. `with_prefix` is taken by the first text that is not empty.
-  absl::Status EncodePlain(std::string_view text, bool& with_prefix, std::vector<TokenId>& ids) const {
+  absl::Status EncodePlain(std::string_view text, bool& with_prefix, const EncodeLimits& limits,
+                           std::vector<TokenId>& ids) const {
     std::vector<int32_t> part_ids;
     std::string error;
     while (!text.empty()) {
+      absl::Status status = CheckCount(static_cast<int64_t>(ids.size()), limits);
+      if (status.ok() && limits.check) status = limits.check();
+      if (!status.ok()) return status;
       const std::string_view part = text.substr(0, PartEnd(text));
       text.remove_prefix(part.size());
       if (!pieces_->Encode(part, std::exchange(with_prefix, false), part_ids, error)) {
@@ -197,11 +276,25 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::vector<PieceEntry> entries_;
   std::map<std::string, TokenId, std::less<>> controls_;
   std::array<std::vector<TokenId>, 256> controls_by_byte_;  // longest first
+  size_t max_token_bytes_ = 0;
   bool can_cut_ = false;
   std::bitset<256> joins_space_;  // bytes that stand before a space inside some piece
 };
 
 }  // namespace
+
+absl::StatusOr<std::vector<TokenId>> Tokenizer::EncodeWithin(std::string_view text, bool parse_special,
+                                                             bool continues,
+                                                             const EncodeLimits& limits) const {
+  absl::Status status = CheckBytes(text.size(), max_token_bytes(), limits);
+  if (status.ok()) status = CheckStretch(text.size(), limits);
+  if (!status.ok()) return status;
+  absl::StatusOr<std::vector<TokenId>> ids =
+      continues ? EncodeContinuation(text, parse_special) : Encode(text, parse_special);
+  if (!ids.ok()) return ids;
+  if (status = CheckCount(static_cast<int64_t>(ids->size()), limits); !status.ok()) return status;
+  return ids;
+}
 
 std::string Tokenizer::Decode(std::span<const TokenId> ids) const {
   TextStream stream(this, {}, /*continues=*/false);

@@ -2,6 +2,10 @@
 #ifndef EFLA_MODEL_TOKENIZER_H_
 #define EFLA_MODEL_TOKENIZER_H_
 
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -12,6 +16,23 @@
 #include "kernels/types.h"
 
 namespace efla {
+
+// When the tokenising of a text is to be given up.
+struct EncodeLimits {
+  int64_t max_tokens = std::numeric_limits<int64_t>::max();
+  // Of a text without a place to cut it, which is tokenised in one go: n log n steps, and some hundred bytes
+  // of memory a byte.
+  size_t max_stretch_bytes = std::numeric_limits<size_t>::max();
+  // Asked every few hundred tokens where the text can be cut there; an error ends the work with it. Null:
+  // nothing.
+  std::function<absl::Status()> check = nullptr;
+};
+
+// Bytes of a text, begin to end; not empty.
+struct TextRange {
+  size_t begin = 0, end = 0;
+  bool operator==(const TextRange&) const = default;
+};
 
 // Immutable; safe to use from any thread.
 class Tokenizer {
@@ -28,6 +49,20 @@ class Tokenizer {
   // that `continues` gives exactly `text` back.
   virtual absl::StatusOr<std::vector<TokenId>> EncodeContinuation(std::string_view text,
                                                                   bool parse_special) const = 0;
+  // As Encode or, with `continues`, EncodeContinuation, and the same ids; but OUT_OF_RANGE, saying how many
+  // tokens there are at least, as soon as there are more than `limits` allow. A text that is too long for its
+  // bytes alone (max_token_bytes) costs nothing. INVALID_ARGUMENT, saying how long it is, before anything is
+  // tokenised, where a stretch of the text is longer than `limits` allow.
+  virtual absl::StatusOr<std::vector<TokenId>> EncodeWithin(std::string_view text, bool parse_special,
+                                                            bool continues, const EncodeLimits& limits) const;
+  // No token stands for more bytes of a text than this; 0: not known.
+  virtual size_t max_token_bytes() const { return 0; }
+  // As Encode (or EncodeContinuation) with special tokens parsed, but for those that touch a range of
+  // `plain`: ascending, apart, within the text. What is no special token is one text, whatever ranges it
+  // crosses.
+  virtual absl::StatusOr<std::vector<TokenId>> EncodeMarked(std::string_view text,
+                                                            std::span<const TextRange> plain, bool continues,
+                                                            const EncodeLimits& limits) const = 0;
   // The exact bytes that `id` adds to a text: a byte-fallback piece is one byte, the space mark is a space, a
   // control token and an id outside the vocabulary are empty. `at_start` drops the dummy-prefix space of a
   // text's first piece.

@@ -4,29 +4,17 @@
 #include <cstring>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "kernels/check.h"
 #include "kernels/create_device.h"
+#include "model/safetensors.h"
 
 namespace efla {
 namespace {
 
 constexpr size_t kVectorAlignFloats = 64;  // 256 bytes, as Device::Allocate aligns
-
-std::string_view DTypeName(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "F32";
-    case DType::kF16:
-      return "F16";
-    case DType::kBF16:
-      return "BF16";
-  }
-  return "unknown";
-}
 
 float FromBF16(uint16_t bits) { return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16); }
 
@@ -158,9 +146,9 @@ class Loader {
       if (!tensor.has_value()) return nullptr;
       EFLA_CHECK(tensor->shape.size() == 2);
       if (!parts.empty() && tensor->dtype != parts.front().dtype) {
-        status_ = absl::InvalidArgumentError(
-            absl::StrFormat("%s is %s but %s is %s; the two are stacked and must have one dtype", name,
-                            DTypeName(tensor->dtype), names.front(), DTypeName(parts.front().dtype)));
+        status_ = absl::InvalidArgumentError(absl::StrFormat(
+            "%s is %s but %s is %s; the two are stacked and must have one dtype", name,
+            SafetensorsName(tensor->dtype), names.front(), SafetensorsName(parts.front().dtype)));
         return nullptr;
       }
       parts.push_back({tensor->data, tensor->dtype, tensor->shape[0], tensor->shape[1]});
@@ -203,6 +191,8 @@ class Loader {
       status_ = tensor.status();
       return std::nullopt;
     }
+    // A number that is none would spread to every reply.
+    if (status_ = CheckFinite(*tensor); !status_.ok()) return std::nullopt;
     return *std::move(tensor);
   }
 

@@ -1,6 +1,8 @@
 #include "server/listen_address.h"
 
+#include <arpa/inet.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -35,6 +37,18 @@ absl::StatusOr<ListenAddress> ListenAddress::Parse(std::string_view text) {
     return bad();
   }
   return address;
+}
+
+absl::StatusOr<ListenAddress> ListenAddress::ParseJoined(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  if (colon != std::string_view::npos) {
+    const std::string host(text.substr(0, colon));
+    in6_addr ipv6{};
+    if (inet_pton(AF_INET6, host.c_str(), &ipv6) == 1) {
+      return Parse("[" + host + "]" + std::string(text.substr(colon)));
+    }
+  }
+  return Parse(text);
 }
 
 std::string ListenAddress::ToString() const {

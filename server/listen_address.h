@@ -15,6 +15,9 @@ struct ListenAddress {
 
   // INVALID_ARGUMENT unless `text` is HOST:PORT with a port of 0 to 65535.
   static absl::StatusOr<ListenAddress> Parse(std::string_view text);
+  // The same, but an IPv6 host may lack its brackets: what follows the last colon is the port, as where a
+  // program has put ":PORT" behind an address.
+  static absl::StatusOr<ListenAddress> ParseJoined(std::string_view text);
   std::string ToString() const;
 };
 

@@ -3,11 +3,14 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <array>
 #include <cmath>
 #include <string>
 
 namespace efla {
 namespace {
+
+constexpr std::array<const char*, 4> kLevelNames = {"debug", "info", "warning", "error"};
 
 spdlog::level::level_enum ToSpdlog(LogLevel level) {
   switch (level) {
@@ -90,8 +93,33 @@ Log::Log(LogLevel level, LogFormat format)
                        spdlog::pattern_time_type::utc);
 }
 
+const char* LogLevelName(LogLevel level) { return kLevelNames[static_cast<size_t>(level)]; }
+
+std::optional<LogLevel> ParseLogLevel(std::string_view name) {
+  for (size_t i = 0; i < kLevelNames.size(); ++i) {
+    if (name == kLevelNames[i]) return static_cast<LogLevel>(i);
+  }
+  return std::nullopt;
+}
+
+LogLevel Log::level() const {
+  switch (logger_->level()) {
+    case spdlog::level::trace:
+    case spdlog::level::debug:
+      return LogLevel::kDebug;
+    case spdlog::level::info:
+      return LogLevel::kInfo;
+    case spdlog::level::warn:
+      return LogLevel::kWarning;
+    default:
+      return LogLevel::kError;
+  }
+}
+
+void Log::SetLevel(LogLevel level) { logger_->set_level(ToSpdlog(level)); }
+
 void Log::Write(LogLevel level, std::string_view event, std::string_view message,
-                std::initializer_list<LogField> fields) const {
+                std::span<const LogField> fields) const {
   if (!logger_->should_log(ToSpdlog(level))) return;
   std::string line;
   if (format_ == LogFormat::kJson) {

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <initializer_list>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string_view>
 #include <variant>
 
@@ -17,6 +19,10 @@ namespace efla {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 enum class LogFormat { kText, kJson };
+
+// "debug", "info", "warning", "error".
+const char* LogLevelName(LogLevel level);
+std::optional<LogLevel> ParseLogLevel(std::string_view name);
 
 // A named value of a line; views what it is given.
 struct LogField {
@@ -34,9 +40,16 @@ class Log {
  public:
   Log(LogLevel level, LogFormat format);
 
+  LogLevel level() const;
+  void SetLevel(LogLevel level);
+
   // `event` is a stable word for programs ("request_end"), `message` a sentence for people.
   void Write(LogLevel level, std::string_view event, std::string_view message,
-             std::initializer_list<LogField> fields = {}) const;
+             std::span<const LogField> fields) const;
+  void Write(LogLevel level, std::string_view event, std::string_view message,
+             std::initializer_list<LogField> fields = {}) const {
+    Write(level, event, message, std::span(fields.begin(), fields.size()));
+  }
   void Info(std::string_view event, std::string_view message,
             std::initializer_list<LogField> fields = {}) const {
     Write(LogLevel::kInfo, event, message, fields);

@@ -37,10 +37,15 @@ const Buckets kRows = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024};
 const Buckets kStepTokens = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192};
 
 constexpr std::array<const char*, kNumRpcMethods> kMethodNames = {
-    "Generate", "Complete", "Score", "GetModel", "Tokenize", "Detokenize", "Create", "Get",   "List",
-    "Append",   "Fork",     "Mark",  "Rewind",   "Delete",   "Move",       "Export", "Import"};
-constexpr std::array<const char*, kNumRejections> kRejectionNames = {"invalid", "queue_full", "unavailable",
-                                                                     "deadline", "cancelled"};
+    "Generate", "Complete", "Score",         "GetModel", "Tokenize", "Detokenize", "RenderChat", "Create",
+    "Get",      "List",     "Append",        "Fork",     "Mark",     "Rewind",     "Delete",     "Move",
+    "Export",   "Import",   "GetServerInfo", "GetLoad",  "Drain",    "SetLogLevel"};
+constexpr std::array<const char*, kNumRejections> kRejectionNames = {
+    "invalid", "queue_full",   "unavailable",   "deadline", "cancelled",
+    "auth",    "tenant_limit", "session_limit", "error"};
+constexpr std::array<const char*, kNumAuthFailures> kAuthFailureNames = {"missing", "unknown", "expired",
+                                                                         "role", "priority"};
+constexpr std::array<const char*, 2> kReloadNames = {"failed", "ok"};
 constexpr std::array<const char*, 17> kCodeNames = {
     "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",
     "NOT_FOUND", "ALREADY_EXISTS", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION",
@@ -50,8 +55,8 @@ constexpr std::array<const char*, 17> kCodeNames = {
 enum Phase { kDecode, kPrefill, kMixed };
 constexpr std::array<const char*, 3> kPhaseNames = {"decode", "prefill", "mixed"};
 
-constexpr std::array<const char*, 7> kOutcomeNames = {"stop",     "length",      "cancelled", "deadline",
-                                                      "rejected", "unavailable", "error"};
+constexpr std::array<const char*, 8> kOutcomeNames = {
+    "stop", "length", "cancelled", "deadline", "rejected", "unavailable", "error", "unsatisfiable"};
 using Outcome = EngineObserver::Outcome;
 
 enum OutcomeClass { kOk, kClient, kServer };
@@ -64,6 +69,7 @@ OutcomeClass ClassOf(Outcome outcome) {
       return kOk;
     case Outcome::kCancelled:
     case Outcome::kDeadline:
+    case Outcome::kUnsatisfiable:
       return kClient;
     case Outcome::kRejected:
     case Outcome::kUnavailable:
@@ -77,7 +83,12 @@ Outcome OutcomeOf(Rejection rejection) {
   switch (rejection) {
     case Rejection::kInvalid:
     case Rejection::kQueueFull:
+    case Rejection::kAuth:
+    case Rejection::kLimit:
+    case Rejection::kSessionLimit:
       return Outcome::kRejected;
+    case Rejection::kError:
+      return Outcome::kError;
     case Rejection::kUnavailable:
       return Outcome::kUnavailable;
     case Rejection::kDeadline:
@@ -184,6 +195,10 @@ struct Metrics::Series {
       MakeGauge("efla_engine_last_step_timestamp_seconds", "When the last step ended, since 1970.");
   Gauge& ready = MakeGauge("efla_ready", "1 when new requests are welcome.");
   Gauge& draining = MakeGauge("efla_draining", "1 from the first SIGTERM.");
+  Gauge& slot_bytes = MakeGauge("efla_state_slot_bytes", "Device memory of one state slot.");
+  Gauge& startup_seconds = MakeGauge("efla_startup_seconds", "From the start until the model was loaded.");
+  Gauge& scrape_seconds =
+      MakeGauge("efla_metrics_scrape_seconds", "How long the scrape before this one took to write down.");
 
   // Sessions.
   Gauge& sessions = MakeGauge("efla_sessions", "Sessions that this server knows.");
@@ -227,9 +242,10 @@ struct Metrics::Series {
       MakeCounter("efla_engine_host_seconds_total", "Time of the engine's own work between steps.");
 
   // Requests.
-  std::array<Counter*, 7> requests = MakeArray(kOutcomeNames, [&](const char* outcome) -> Counter& {
-    return MakeCounter("efla_requests_total", "Requests that ended, each once.", {{"outcome", outcome}});
-  });
+  std::array<Counter*, kOutcomeNames.size()> requests =
+      MakeArray(kOutcomeNames, [&](const char* outcome) -> Counter& {
+        return MakeCounter("efla_requests_total", "Requests that ended, each once.", {{"outcome", outcome}});
+      });
   std::array<Counter*, kNumRejections> rejected =
       MakeArray(kRejectionNames, [&](const char* reason) -> Counter& {
         return MakeCounter("efla_requests_rejected_total", "Requests refused before they ran.",
@@ -259,12 +275,51 @@ struct Metrics::Series {
   Histogram& request_generation =
       MakeHistogram("efla_request_generation_tokens", "Tokens drawn by a request.", kTokens);
 
+  // Access.
+  std::array<Counter*, kNumAuthFailures> auth_failures =
+      MakeArray(kAuthFailureNames, [&](const char* reason) -> Counter& {
+        return MakeCounter("efla_auth_failures_total", "Calls whose credential did not do.",
+                           {{"reason", reason}});
+      });
+  std::array<Counter*, 2> auth_reloads = MakeArray(kReloadNames, [&](const char* result) -> Counter& {
+    return MakeCounter("efla_auth_reloads_total", "Readings of a changed auth file.", {{"result", result}});
+  });
+  std::array<Counter*, 2> tls_reloads = MakeArray(kReloadNames, [&](const char* result) -> Counter& {
+    return MakeCounter("efla_tls_reloads_total", "Readings of changed certificates.", {{"result", result}});
+  });
+  void SetTenant(const TenantUse::Stats& stats) {
+    const auto with = [&](Labels more = {}) {
+      more["tenant"] = stats.tenant;
+      return more;
+    };
+    MakeTotal("efla_tenant_calls_total", "Calls let in.", with()).RaiseTo(static_cast<double>(stats.calls));
+    MakeTotal("efla_tenant_tokens_total", "Tokens counted against the tenant's rate: of prompts, and drawn.",
+              with())
+        .RaiseTo(static_cast<double>(stats.tokens));
+    for (int i = 0; i < kNumTenantLimits; ++i) {
+      const char* limit = TenantLimitName(static_cast<TenantLimit>(i));
+      MakeTotal("efla_tenant_refusals_total", "Calls refused by a limit of the tenant.",
+                with({{"limit", limit}}))
+          .RaiseTo(static_cast<double>(stats.refused[i]));
+    }
+    MakeGauge("efla_tenant_requests_running", "Calls under way that use the engine.", with())
+        .Set(stats.running);
+    MakeGauge("efla_tenant_requests_waiting", "Of these, those that wait for their first step.", with())
+        .Set(stats.queued);
+  }
+  std::function<std::vector<TenantUse::Stats>()> tenants;  // guarded by scrape_mutex
+
   // Calls.
   std::array<Counter*, kNumRpcMethods> calls_started =
       MakeArray(kMethodNames, [&](const char* method) -> Counter& {
         return MakeCounter("efla_grpc_calls_started_total", "Calls begun.", {{"method", method}});
       });
   std::array<std::array<Counter*, kCodeNames.size()>, kNumRpcMethods> calls_handled;
+  std::array<Histogram*, kNumRpcMethods> call_seconds =
+      MakeArray(kMethodNames, [&](const char* method) -> Histogram& {
+        return MakeHistogram("efla_grpc_call_seconds", "Whole calls, by any status.", kPhaseSeconds,
+                             {{"method", method}});
+      });
   std::array<Gauge*, kNumRpcMethods> streams = MakeArray(kMethodNames, [&](const char* method) -> Gauge& {
     return MakeGauge("efla_grpc_streams_active", "Calls open now.", {{"method", method}});
   });
@@ -287,6 +342,8 @@ Metrics::Metrics(const std::string& model_name, const ServingState& state)
 Metrics::~Metrics() = default;
 
 void Metrics::DescribeModel(const ServedModel& model) {
+  series_->slot_bytes.Set(static_cast<double>(model.slot_bytes));
+  series_->startup_seconds.Set(std::chrono::duration<double>(Clock::now() - start_).count());
   series_
       ->MakeGauge("efla_model_info", "1; the served model.",
                   {{"type", std::string(ModelTypeName(model.config->type))},
@@ -300,7 +357,8 @@ void Metrics::OnCallStarted(RpcMethod method) {
   series_->streams[static_cast<size_t>(method)]->Increment();
 }
 
-void Metrics::OnCallEnded(RpcMethod method, int code) {
+void Metrics::OnCallEnded(RpcMethod method, int code, double seconds) {
+  series_->call_seconds[static_cast<size_t>(method)]->Observe(seconds);
   series_->calls_handled[static_cast<size_t>(method)].at(static_cast<size_t>(code))->Increment();
   series_->streams[static_cast<size_t>(method)]->Decrement();
 }
@@ -310,7 +368,33 @@ void Metrics::OnRefused(Rejection rejection, bool reached_engine, double seconds
   if (reached_engine) return;
   const Outcome outcome = OutcomeOf(rejection);
   series_->requests[static_cast<size_t>(outcome)]->Increment();
-  series_->duration[rejection == Rejection::kInvalid ? kClient : ClassOf(outcome)]->Observe(seconds);
+  const bool by_client = rejection == Rejection::kInvalid || rejection == Rejection::kAuth;
+  series_->duration[by_client ? kClient : ClassOf(outcome)]->Observe(seconds);
+}
+
+void Metrics::OnAuthFailure(AuthFailure failure) {
+  series_->auth_failures[static_cast<size_t>(failure)]->Increment();
+}
+
+void Metrics::OnAuthReload(bool ok) { series_->auth_reloads[ok ? 1 : 0]->Increment(); }
+void Metrics::OnTlsReload(bool ok) { series_->tls_reloads[ok ? 1 : 0]->Increment(); }
+
+void Metrics::SetCertificateEnds(std::chrono::system_clock::time_point server,
+                                 std::chrono::system_clock::time_point client_ca) {
+  const auto set = [&](const char* usage, std::chrono::system_clock::time_point end) {
+    if (end == std::chrono::system_clock::time_point::max()) return;
+    series_
+        ->MakeGauge("efla_tls_cert_not_after_timestamp_seconds", "When the certificate ends, since 1970.",
+                    {{"usage", usage}})
+        .Set(std::chrono::duration<double>(end.time_since_epoch()).count());
+  };
+  set("server", server);
+  set("client_ca", client_ca);
+}
+
+void Metrics::SetTenants(std::function<std::vector<TenantUse::Stats>()> tenants) {
+  const std::scoped_lock lock(series_->scrape_mutex);
+  series_->tenants = std::move(tenants);
 }
 
 void Metrics::OnStep(const Step& step) {
@@ -355,8 +439,12 @@ void Metrics::OnEnd(Outcome outcome, const Usage& usage, const Timing& timing) {
 std::string Metrics::Scrape() {
   Series& s = *series_;
   const std::scoped_lock lock(s.scrape_mutex);
+  const Clock::time_point begin = Clock::now();
   s.ready.Set(state_.ready());
-  s.draining.Set(state_.draining());
+  s.draining.Set(state_.leaving());
+  if (s.tenants) {
+    for (const TenantUse::Stats& stats : s.tenants()) s.SetTenant(stats);
+  }
   if (const ServedModel* model = state_.model()) {
     const EngineStats stats = model->engine->stats();
     s.waiting.Set(stats.waiting);
@@ -380,7 +468,9 @@ std::string Metrics::Scrape() {
   }
   std::vector<prometheus::MetricFamily> families = s.registry.Collect();
   for (prometheus::MetricFamily& family : CollectProcessMetrics()) families.push_back(std::move(family));
-  return prometheus::TextSerializer().Serialize(families);
+  std::string text = prometheus::TextSerializer().Serialize(families);
+  s.scrape_seconds.Set(std::chrono::duration<double>(Clock::now() - begin).count());
+  return text;
 }
 
 }  // namespace efla

@@ -2,12 +2,16 @@
 #ifndef EFLA_SERVER_METRICS_H_
 #define EFLA_SERVER_METRICS_H_
 
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "server/engine/engine.h"
 #include "server/serving_state.h"
+#include "server/tenant_use.h"
 
 namespace efla {
 
@@ -18,6 +22,7 @@ enum class RpcMethod {
   kGetModel,
   kTokenize,
   kDetokenize,
+  kRenderChat,
   kCreate,  // from here on of the Sessions service
   kGet,
   kList,
@@ -28,15 +33,37 @@ enum class RpcMethod {
   kDelete,
   kMove,
   kExport,
-  kImport
+  kImport,
+  kGetServerInfo,  // from here on of the Admin service
+  kGetLoad,
+  kDrain,
+  kSetLogLevel
 };
-inline constexpr int kNumRpcMethods = 17;
+inline constexpr int kNumRpcMethods = 22;
+inline constexpr RpcMethod kFirstAdminMethod = RpcMethod::kGetServerInfo,
+                           kLastAdminMethod = RpcMethod::kSetLogLevel;
 // As in metrics and logs: "Generate".
 const char* RpcMethodName(RpcMethod method);
 
 // Why a request was refused before it ran.
-enum class Rejection { kInvalid, kQueueFull, kUnavailable, kDeadline, kCancelled };
-inline constexpr int kNumRejections = 5;
+// kLimit: its tenant's. kSessionLimit: too many sessions, marks, or too little memory for them. kError: a
+// fault of the server or its stores, such as a damaged snapshot.
+enum class Rejection {
+  kInvalid,
+  kQueueFull,
+  kUnavailable,
+  kDeadline,
+  kCancelled,
+  kAuth,
+  kLimit,
+  kSessionLimit,
+  kError
+};
+inline constexpr int kNumRejections = 9;
+
+// Why a credential did not do.
+enum class AuthFailure { kMissing, kUnknown, kExpired, kRole, kPriority };
+inline constexpr int kNumAuthFailures = 5;
 
 // Any thread. The metrics that happen per token or step are found once, here, and never by name.
 class Metrics : public EngineObserver {
@@ -49,11 +76,20 @@ class Metrics : public EngineObserver {
   void DescribeModel(const ServedModel& model);
 
   void OnCallStarted(RpcMethod method);
-  // `code` is the gRPC status code, 0 to 16.
-  void OnCallEnded(RpcMethod method, int code);
+  // `code` is the gRPC status code, 0 to 16; `seconds` since the call began.
+  void OnCallEnded(RpcMethod method, int code, double seconds);
   // A generation that was refused. Those that reached Engine::Submit are counted by OnEnd as well, so here
   // only the reason is; the others are counted here alone.
   void OnRefused(Rejection rejection, bool reached_engine, double seconds);
+
+  void OnAuthFailure(AuthFailure failure);
+  void OnAuthReload(bool ok);
+  void OnTlsReload(bool ok);
+  // When certificates end; max(): there is none.
+  void SetCertificateEnds(std::chrono::system_clock::time_point server,
+                          std::chrono::system_clock::time_point client_ca);
+  // Asked at each scrape, for series of each tenant; null: no tenants. The names are the auth file's.
+  void SetTenants(std::function<std::vector<TenantUse::Stats>()> tenants);
 
   void OnStep(const Step& step) override;
   void OnFirstToken(double seconds_since_submit) override;
@@ -65,6 +101,7 @@ class Metrics : public EngineObserver {
 
  private:
   struct Series;
+  const Clock::time_point start_ = Clock::now();
   const ServingState& state_;
   std::unique_ptr<Series> series_;
 };

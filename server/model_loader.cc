@@ -4,12 +4,17 @@
 #include <chrono>
 #include <future>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
 #include "kernels/create_device.h"
 #include "model/files.h"
 #include "model/fingerprint.h"
+#include "model/safetensors.h"
 #include "server/session_loader.h"
+#include "server/watched_chat_template.h"
 
 namespace efla {
 namespace {
@@ -63,6 +68,21 @@ absl::StatusOr<std::unique_ptr<const Tokenizer>> OpenTokenizer(const Options& op
   return tokenizer;
 }
 
+// A template that cannot be used costs the chats, not the server.
+void OpenChatTemplate(const Options& options, const Log& log, LoadedModel& loaded) {
+  loaded.no_chat_template = "the checkpoint has none";
+  if (loaded.tokenizer == nullptr) return;
+  auto chat_template = ChatTemplate::Open(options.checkpoint, *loaded.tokenizer);
+  if (chat_template.ok()) chat_template = WatchChatTemplate(*std::move(chat_template), log);
+  if (chat_template.ok()) {
+    loaded.chat_template = *std::move(chat_template);
+  } else if (!absl::IsNotFound(chat_template.status())) {
+    const std::string why(chat_template.status().message());
+    loaded.no_chat_template = absl::StrFormat("the checkpoint's cannot be used: %s", why);
+    log.Warning("chat_template", "the chat template cannot be used; chats are refused", {{"error", why}});
+  }
+}
+
 // Slots that fit into a share of the free memory, up to four times what runs at once: a session's turn holds
 // two, where it began and where it is, and idle sessions and the prefix cache share the rest.
 int DefaultStateSlots(const Device& device, const StateLayout& layout) {
@@ -82,18 +102,6 @@ int PrefixCacheSlots(const Options& options, int state_slots) {
 
 int DefaultMaxRunning(const Device& device) { return device.info().kind == "cpu" ? 32 : 256; }
 
-const char* DTypeName(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return "f32";
-    case DType::kF16:
-      return "f16";
-    case DType::kBF16:
-      return "bf16";
-  }
-  return "";
-}
-
 int LongestPiece(const Tokenizer& tokenizer) {
   size_t longest = 0;
   for (TokenId id = 0; id < tokenizer.vocab_size(); ++id) {
@@ -105,8 +113,12 @@ int LongestPiece(const Tokenizer& tokenizer) {
 ServedModel Describe(const Options& options, const LoadedModel& loaded) {
   ServedModel served;
   served.name = options.model_name;
+  served.replica = options.replica_name;
   served.config = &loaded.model->config();
   served.tokenizer = loaded.tokenizer.get();
+  served.constraints = loaded.constraints.get();
+  served.chat_template = loaded.chat_template.get();
+  served.no_chat_template = loaded.no_chat_template;
   served.engine = loaded.engine.get();
   served.sessions = loaded.sessions.get();
   served.has_disk_store = !options.session_dir.empty();
@@ -120,14 +132,20 @@ ServedModel Describe(const Options& options, const LoadedModel& loaded) {
   served.defaults.top_k = defaults.top_k.value_or(served.defaults.top_k);
   served.defaults.top_p = defaults.top_p.value_or(served.defaults.top_p);
   served.defaults.min_p = defaults.min_p.value_or(served.defaults.min_p);
-  served.defaults.max_tokens = std::min(kDefaultMaxTokens, options.max_new_tokens);
+  served.defaults.typical_p = defaults.typical_p.value_or(served.defaults.typical_p);
+  served.defaults.repetition_penalty =
+      defaults.repetition_penalty.value_or(served.defaults.repetition_penalty);
+  served.defaults.no_repeat_ngram_size =
+      defaults.no_repeat_ngram_size.value_or(served.defaults.no_repeat_ngram_size);
+  served.defaults.max_tokens =
+      std::min(defaults.max_new_tokens.value_or(kDefaultMaxTokens), options.max_new_tokens);
   if (loaded.tokenizer != nullptr) served.max_piece_bytes = LongestPiece(*loaded.tokenizer);
   served.state_bytes = loaded.states->layout().state_bytes();
   served.slot_bytes = loaded.states->layout().slot_bytes();
   served.state_slots = loaded.states->counts().total;
   served.device = loaded.device->info().kind;
   if (auto embeddings = loaded.checkpoint->Find("model.embeddings.weight"); embeddings.ok()) {
-    served.weight_dtype = DTypeName(embeddings->dtype);
+    served.weight_dtype = absl::AsciiStrToLower(std::string(SafetensorsName(embeddings->dtype)));
   }
   return served;
 }
@@ -152,6 +170,11 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options,
   if (!checkpoint.ok()) return checkpoint.status();
   loaded->checkpoint = *std::move(checkpoint);
   const ModelConfig& config = loaded->checkpoint->config();
+  if (const std::vector<std::string>& keys = loaded->checkpoint->defaults().unsupported; !keys.empty()) {
+    log.Warning("generation_config",
+                "generation_config.json asks for what this server does not do; it is left out",
+                {{"keys", absl::StrJoin(keys, ", ")}});
+  }
 
   // Reads every weight: beside the loading, which reads them too.
   auto fingerprint = std::async(std::launch::async, [&options, checkpoint = loaded->checkpoint] {
@@ -165,12 +188,21 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options,
     log.Warning("no_tokenizer", "there is no tokenizer.model; only token ids can be served");
   }
 
+  OpenChatTemplate(options, log, *loaded);
+  if (loaded->tokenizer != nullptr) {
+    std::vector<TokenId> end_tokens = config.eos_token_ids;
+    const std::vector<TokenId>& more = loaded->checkpoint->defaults().eos_token_ids;
+    end_tokens.insert(end_tokens.end(), more.begin(), more.end());
+    loaded->constraints = std::make_unique<const ConstraintCompiler>(*loaded->tokenizer, end_tokens);
+  }
+
   EngineOptions engine_options{
       .max_batch_tokens = options.max_batch_tokens,
       .max_running = options.max_running > 0 ? options.max_running : DefaultMaxRunning(*loaded->device),
       .max_queue = options.max_queue,
       // A session's prompt is computed with up to a chunk of tokens that waited there.
       .max_prompt_tokens = options.max_prompt_tokens + kChunkTokens,
+      .max_queued_tokens = options.max_queue_tokens,
       .max_new_tokens = options.max_new_tokens,
       .slow_reader_timeout = options.slow_reader_timeout};
   if (absl::Status status = engine_options.Validate(); !status.ok()) return status;
@@ -191,11 +223,15 @@ absl::StatusOr<std::unique_ptr<LoadedModel>> LoadModel(const Options& options,
   if (!engine.ok()) return engine.status();
   loaded->engine = *std::move(engine);
 
+  // Memory that the device copies from and to at its best, where it has such.
+  const HostBuffers::Memory memory{
+      .allocate = [&device = *loaded->device](size_t bytes) { return device.AllocateHost(bytes); },
+      .free = [&device = *loaded->device](void* bytes) { device.FreeHost(bytes); }};
   const SnapshotFormat format(
       {.weights_fingerprint = fingerprint.get(),
        .tokenizer_fingerprint = loaded->tokenizer == nullptr ? "" : loaded->tokenizer->fingerprint(),
        .numerics = Numerics(loaded->device->info(), loaded->device->activation_bytes())},
-      config);
+      config, HostBuffers::Create(options.session_host_bytes, memory));
   auto sessions = StartSessions(options, format, grpc_address, *loaded->engine, log);
   if (!sessions.ok()) return sessions.status();
   loaded->sessions = *std::move(sessions);

@@ -3,10 +3,13 @@
 #define EFLA_SERVER_MODEL_LOADER_H_
 
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "kernels/device.h"
+#include "model/chat.h"
 #include "model/checkpoint.h"
+#include "model/constraint/constraint.h"
 #include "model/model.h"
 #include "model/state_pool.h"
 #include "model/tokenizer.h"
@@ -23,7 +26,10 @@ namespace efla {
 struct LoadedModel {
   std::unique_ptr<Device> device;
   std::shared_ptr<const Checkpoint> checkpoint;
-  std::unique_ptr<const Tokenizer> tokenizer;  // null: the checkpoint has none
+  std::unique_ptr<const Tokenizer> tokenizer;             // null: the checkpoint has none
+  std::unique_ptr<const ConstraintCompiler> constraints;  // null without a tokenizer
+  std::unique_ptr<const ChatTemplate> chat_template;      // null: none that can be used
+  std::string no_chat_template;                           // why
   std::unique_ptr<Model> model;
   std::unique_ptr<StatePool> states;
   std::unique_ptr<Engine> engine;

@@ -5,11 +5,15 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <limits>
 #include <map>
+#include <memory>
+#include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "model/config.h"
@@ -27,7 +31,8 @@ struct RawOptions {
   std::string load_format = "auto", dtype = "bf16", model_type, listen = "0.0.0.0:50051",
               admin = "0.0.0.0:9090";
   std::string log_level = "info", log_format = "text";
-  double drain_seconds = 60, slow_reader_seconds = 30;
+  double drain_delay_seconds = 0, drain_seconds = 60, slow_reader_seconds = 30;
+  double max_connection_age_seconds = 1800, keepalive_seconds = 30;
   double device_idle_seconds = 15, host_idle_seconds = 600, session_ttl_seconds = 30 * 86400;
   std::string session_host_bytes = "1GiB", session_dir_bytes = "0", prefix_cache_slots = "auto";
   int max_message_mib = 16;
@@ -43,10 +48,38 @@ CLI::Option* Add(CLI::App& app, const std::string& name, T& value, const std::st
   return app.add_option("--" + name, value, help)->envname(EnvironmentName(name))->capture_default_str();
 }
 
+// A file of flags, whose keys are looked at before they are taken: CLI11 names an unknown one without its
+// file.
+class ConfigFile final : public CLI::ConfigBase {
+ public:
+  explicit ConfigFile(const CLI::App& app) : app_(app) {}
+  std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+    std::vector<CLI::ConfigItem> given = ConfigBase::from_config(input);
+    for (const CLI::ConfigItem& item : given) {
+      if (!item.parents.empty())
+        Refuse(absl::StrFormat("has a section [%s]; there are none", item.parents[0]));
+      const CLI::Option* const option = app_.get_option_no_throw("--" + item.name);
+      if (option == nullptr) {
+        Refuse(absl::StrFormat("has the key \"%s\", which is not known; see --help", item.name));
+      } else if (!option->get_configurable()) {
+        Refuse(absl::StrFormat("has the key \"%s\", which is for the command line only", item.name));
+      }
+    }
+    return given;
+  }
+
+ private:
+  [[noreturn]] void Refuse(const std::string& what) const {
+    throw CLI::ValidationError(app_.get_config_ptr()->as<std::string>(), what);
+  }
+  const CLI::App& app_;
+};
+
 void Declare(CLI::App& app, Options& options, RawOptions& raw) {
   const auto range = [](auto low, auto high) { return CLI::Range(low, high); };
   app.set_config("--config", "", "TOML or INI file with the same names as the flags");
   app.allow_config_extras(CLI::config_extras_mode::error);
+  app.config_formatter(std::make_shared<ConfigFile>(app));
   app.set_version_flag("--version", "efla_server " EFLA_VERSION);
 
   Add(app, "checkpoint", options.checkpoint, "Directory with config.json, safetensors and tokenizer.model");
@@ -64,7 +97,29 @@ void Declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   Add(app, "threads", options.threads, "CPU worker threads; 0: one for each core")->check(range(0, 1024));
   Add(app, "listen", raw.listen, "HOST:PORT for gRPC; port 0: any free one");
-  Add(app, "admin", raw.admin, "HOST:PORT for /metrics, /livez and /readyz; port 0: any free one");
+  Add(app, "tls-cert", options.tls_cert,
+      "PEM file of the gRPC port's certificate and its chain; read again when it changes, and on SIGHUP");
+  Add(app, "tls-key", options.tls_key, "PEM file of its private key, without a password");
+  Add(app, "tls-client-ca", options.tls_client_ca,
+      "PEM file of the authorities that sign clients' certificates; one that a client shows must be good");
+  app.add_flag("--tls-require-client-cert", options.tls_require_client_cert, "Refuse clients that show none")
+      ->envname(EnvironmentName("tls-require-client-cert"));
+  Add(app, "auth-file", options.auth_file,
+      "JSON file of the tokens that may call, by tenant; read again when it changes, and on SIGHUP. Without "
+      "it "
+      "everybody may call");
+  Add(app, "admin", raw.admin,
+      "HOST:PORT for the status page, /metrics, /livez and /readyz; port 0: any free one");
+  app.add_flag("--admin-generate", options.admin_generate,
+               "Let the status page stream completions, to browsers on this machine only")
+      ->envname(EnvironmentName("admin-generate"));
+  Add(app, "max-connection-age", raw.max_connection_age_seconds,
+      "Seconds until a client is asked to connect anew, 10 % more or less, its running calls unharmed; 0: "
+      "never")
+      ->check(range(0.0, kLongestIdleSeconds));
+  Add(app, "keepalive-time", raw.keepalive_seconds,
+      "Seconds until a silent client is pinged; it has 10 seconds to answer, then its calls end")
+      ->check(range(1.0, 86400.0));
   Add(app, "max-message-mib", raw.max_message_mib, "Largest request message in MiB")->check(range(1, 1024));
   Add(app, "state-slots", options.state_slots,
       "States held on the device at once, 2 at least; 0: from free memory")
@@ -75,11 +130,18 @@ void Declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->check(range(64, 1 << 16));
   Add(app, "max-queue", options.max_queue, "Requests that wait at most; more are refused")
       ->check(range(1, 1 << 20));
+  Add(app, "max-queue-tokens", options.max_queue_tokens,
+      "Prompt tokens that wait at most, over all requests; more are refused")
+      ->check(range(int64_t{1}, int64_t{1} << 40));
   Add(app, "max-prompt-tokens", options.max_prompt_tokens, "Longest prompt")
       ->check(range(int64_t{1}, int64_t{1} << 32));
   Add(app, "max-new-tokens", options.max_new_tokens, "Most tokens a request may generate")
       ->check(range(int64_t{1}, int64_t{1} << 32));
-  Add(app, "drain-timeout", raw.drain_seconds, "Seconds that running requests have to end after SIGTERM")
+  Add(app, "drain-delay", raw.drain_delay_seconds,
+      "Seconds after SIGTERM in which health checks fail and new requests are still served: as long as "
+      "balancers need to notice")
+      ->check(range(0.0, 86400.0));
+  Add(app, "drain-timeout", raw.drain_seconds, "Seconds that running requests have to end after that")
       ->check(range(0.0, 86400.0));
   Add(app, "slow-reader-timeout", raw.slow_reader_seconds, "Seconds until a stream that is not read is ended")
       ->check(range(0.001, 86400.0));
@@ -107,7 +169,8 @@ void Declare(CLI::App& app, Options& options, RawOptions& raw) {
   Add(app, "replica-name", options.replica_name,
       "This server's name in the shared store, no other's; host name, port and a random part if empty");
   Add(app, "advertise", options.advertise,
-      "HOST:PORT where clients reach this server, told to those that ask another; from --listen if empty");
+      "HOST:PORT where clients reach this server, told to those that ask another; from --listen if empty. An "
+      "IPv6 HOST needs no brackets");
   Add(app, "log-level", raw.log_level, "Least serious level that is logged")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   Add(app, "log-format", raw.log_format, "Lines on stderr")->check(CLI::IsMember({"text", "json"}));
@@ -200,6 +263,9 @@ void Convert(const RawOptions& raw, Options& options) {
   options.listen = Address("listen", raw.listen);
   options.admin = Address("admin", raw.admin);
   options.max_message_bytes = int64_t{raw.max_message_mib} << 20;
+  options.max_connection_age = Milliseconds("max-connection-age", raw.max_connection_age_seconds);
+  options.keepalive_time = Milliseconds("keepalive-time", raw.keepalive_seconds);
+  options.drain_delay = Milliseconds("drain-delay", raw.drain_delay_seconds);
   options.drain_timeout = Milliseconds("drain-timeout", raw.drain_seconds);
   options.slow_reader_timeout = Milliseconds("slow-reader-timeout", raw.slow_reader_seconds);
   options.prefix_cache_slots = PrefixCacheSlots(raw.prefix_cache_slots);
@@ -216,6 +282,17 @@ void Convert(const RawOptions& raw, Options& options) {
   }
   if (options.checkpoint.empty() && options.preset.empty()) {
     throw CLI::ValidationError("--checkpoint", "is missing (or --load-format=dummy with --preset)");
+  }
+  const std::pair<const char*, bool> needs[] = {
+      {"--tls-cert", options.tls_cert.empty() && !options.tls_key.empty()},
+      {"--tls-key", options.tls_key.empty() && !options.tls_cert.empty()},
+      {"--tls-cert", options.tls_cert.empty() && !options.tls_client_ca.empty()},
+      {"--tls-client-ca", options.tls_client_ca.empty() && options.tls_require_client_cert}};
+  for (const auto& [flag, missing] : needs) {
+    if (missing) throw CLI::ValidationError(flag, "is missing; the other --tls flags that are given need it");
+  }
+  if (options.admin_generate && !options.auth_file.empty()) {
+    throw CLI::ValidationError("--admin-generate", "is given with --auth-file; it would let everybody in");
   }
   if (options.max_batch_tokens % kChunkTokens != 0) {
     throw CLI::ValidationError("--max-batch-tokens", "is " + std::to_string(options.max_batch_tokens) +
@@ -249,12 +326,34 @@ void Convert(const RawOptions& raw, Options& options) {
     if (!address.ok()) throw CLI::ValidationError("--session-store", std::string(address.status().message()));
   }
   CheckReplicaName(options.replica_name);
-  if (!options.advertise.empty() && Address("advertise", options.advertise).port == 0) {
-    throw CLI::ValidationError("--advertise", "is " + options.advertise + "; its port must be 1 to 65535");
+  if (!options.advertise.empty()) {
+    const absl::StatusOr<ListenAddress> address = ListenAddress::ParseJoined(options.advertise);
+    if (!address.ok()) throw CLI::ValidationError("--advertise", std::string(address.status().message()));
+    if (address->port == 0) {
+      throw CLI::ValidationError("--advertise", "is " + options.advertise + "; its port must be 1 to 65535");
+    }
+    options.advertise = address->ToString();
   }
   if (options.model_name.empty()) {
     options.model_name = options.checkpoint.empty() ? options.preset : DirectoryName(options.checkpoint);
   }
+}
+
+// Whether errors of the options themselves are to be JSON: what the command line or else the environment
+// says, since nothing else is known yet.
+bool AsksForJson(int argc, const char* const* argv) {
+  constexpr std::string_view kFlag = "--log-format";
+  const char* const variable = std::getenv("EFLA_SERVER_LOG_FORMAT");
+  std::string_view format = variable == nullptr ? "" : variable;
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view word = argv[i];
+    if (word == kFlag && i + 1 < argc) {
+      format = argv[i + 1];
+    } else if (word.starts_with("--log-format=")) {
+      format = word.substr(kFlag.size() + 1);
+    }
+  }
+  return format == "json";
 }
 
 }  // namespace
@@ -272,7 +371,11 @@ std::variant<Options, ExitStatus> ParseOptions(int argc, const char* const* argv
   } catch (const CLI::ParseError& error) {
     std::string line = error.what();
     std::replace(line.begin(), line.end(), '\n', ' ');
-    std::cerr << "efla_server: " << line << "\n";
+    if (AsksForJson(argc, argv)) {
+      Log(LogLevel::kError, LogFormat::kJson).Error("bad_usage", line);
+    } else {
+      std::cerr << "efla_server: " << line << "\n";
+    }
     return ExitStatus{kBadUsage};
   }
   return options;

@@ -28,15 +28,22 @@ struct Options {
   ListenAddress listen{"0.0.0.0", 50051};
   ListenAddress admin{"0.0.0.0", 9090};
   int64_t max_message_bytes = int64_t{16} << 20;
+  std::string tls_cert, tls_key, tls_client_ca;  // files; empty: no TLS, no certificates of clients
+  bool tls_require_client_cert = false;
+  std::string auth_file;                                    // empty: everybody may do everything
+  std::chrono::milliseconds max_connection_age{1'800'000};  // 0: without end
+  std::chrono::milliseconds keepalive_time{30'000};
+  bool admin_generate = false;
 
   int state_slots = 0;         // 0: from the device's free memory
   int max_running = 0;         // 0: by the device
   int max_batch_tokens = 512;  // a multiple of kChunkTokens
   int max_queue = 256;
+  int64_t max_queue_tokens = 1 << 22;
   int64_t max_prompt_tokens = 1 << 20;
   int64_t max_new_tokens = 1 << 20;
   int prefix_cache_slots = -1;  // below 0: an eighth of the state slots
-  std::chrono::milliseconds drain_timeout{60'000};
+  std::chrono::milliseconds drain_delay{0}, drain_timeout{60'000};
   std::chrono::milliseconds slow_reader_timeout{30'000};
 
   std::string session_dir;        // empty: no disk tier

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <string>
 
+#include "model/chat.h"
 #include "model/checkpoint.h"
 #include "model/config.h"
+#include "model/constraint/constraint.h"
 #include "model/tokenizer.h"
 #include "server/engine/engine.h"
 #include "server/sessions/session_manager.h"
@@ -21,17 +23,20 @@ struct RequestLimits {
   int64_t max_session_ttl_ms = 0;
 };
 
-// Sampling values for requests that have none.
+// Values for requests that have none.
 struct RequestDefaults {
-  float temperature = 1, top_p = 1, min_p = 0;
-  int32_t top_k = 0;
+  float temperature = 1, top_p = 1, min_p = 0, typical_p = 1, repetition_penalty = 1;
+  int32_t top_k = 0, no_repeat_ngram_size = 0;
   int64_t max_tokens = 256;
 };
 
 struct ServedModel {
   std::string name;
   const ModelConfig* config = nullptr;
-  const Tokenizer* tokenizer = nullptr;  // null: token ids only
+  const Tokenizer* tokenizer = nullptr;             // null: token ids only
+  const ConstraintCompiler* constraints = nullptr;  // null without a tokenizer
+  const ChatTemplate* chat_template = nullptr;      // null: chats are refused
+  std::string no_chat_template;                     // because of this: "the checkpoint has none"
   Engine* engine = nullptr;
   SessionManager* sessions = nullptr;
   bool has_disk_store = false, has_shared_store = false;
@@ -46,6 +51,7 @@ struct ServedModel {
   int state_slots = 0;
   std::string device;
   std::string weight_dtype;
+  std::string replica;  // this server's name
 };
 
 }  // namespace efla

@@ -20,8 +20,13 @@ namespace efla {
 // The number of CPU threads has no part in it.
 std::string Numerics(const DeviceInfo& device, size_t activation_bytes);
 
-// `grpc_address` as bound. Fails when the directory is another server's or cannot be written, and when the
-// shared store cannot be reached: a server that could not keep its promises is better seen to fail at once.
+// --replica-name, or a name of this process alone: a server that starts again is not taken for the one
+// before.
+std::string ReplicaName(const Options& options, const ListenAddress& grpc_address);
+
+// `options` with a replica name. `grpc_address` as bound. Fails when the directory is another server's or
+// cannot be written, and when the shared store cannot be reached: a server that could not keep its promises
+// is better seen to fail at once. A store that is loading its data is waited for, half a minute at most.
 absl::StatusOr<std::unique_ptr<SessionManager>> StartSessions(const Options& options,
                                                               const SnapshotFormat& format,
                                                               const ListenAddress& grpc_address,

@@ -37,6 +37,8 @@ class ForwardingDevice : public Device {
   DeviceStatus WriteMemory(void* to, const void* from, size_t bytes) override {
     return inner_->WriteMemory(to, from, bytes);
   }
+  void* AllocateHost(size_t bytes) override { return inner_->AllocateHost(bytes); }
+  void FreeHost(void* memory) override { inner_->FreeHost(memory); }
   void WriteActivations(void* act, std::span<const float> values) override {
     inner_->WriteActivations(act, values);
   }

@@ -5,7 +5,8 @@
 #   cmake --preset cuda && cmake --build --preset cuda && cmake --install build/cuda --prefix BUNDLE
 #   tests/gpu.sh BUNDLE [OUT]        logs and JSON go to OUT (default: a new folder below /tmp)
 #
-# EFLA_GPU_STAGES picks among: ops golden server sanitize drift bench load. compute-sanitizer is used where it is found.
+# EFLA_GPU_STAGES picks among: ops golden server sanitize drift bench sessions load.
+# compute-sanitizer is used where it is found.
 # Where there is no GPU, the tests say that they were skipped and the status is 0. The last lines are a short table.
 set -uo pipefail
 
@@ -15,7 +16,7 @@ mkdir -p "$out"
 out=$(readlink -f "$out")
 cd "$(dirname "$(dirname "$(readlink -f "$0")")")" || exit 1
 export EFLA_TEST_SOURCE_DIR=$PWD EFLA_TEST_BIN_DIR=$bundle/bin EFLA_TEST_DEVICE=cuda
-stages=${EFLA_GPU_STAGES:-ops golden server sanitize drift bench load}
+stages=${EFLA_GPU_STAGES:-ops golden server sanitize drift bench sessions load}
 table=()
 status=0
 
@@ -45,6 +46,10 @@ if has golden; then
   row exactness "$bundle/bin/exactness_test" --gtest_filter='*cuda*'
   row engine_states "$bundle/bin/engine_state_test"
   row prefix_cache "$bundle/bin/engine_prefix_cache_test"
+  row engine "$bundle/bin/engine_test"
+  row engine_exactness "$bundle/bin/engine_exactness_test"
+  row sampling "$bundle/bin/engine_sampling_test"
+  row branches "$bundle/bin/branched_generation_test"
 fi
 if ! nvidia-smi -L >/dev/null 2>&1; then
   printf '%s\n' "" "${table[@]}"
@@ -53,6 +58,7 @@ fi
 if has server; then
   row server "$bundle/bin/e2e_server_test"
   row sessions "$bundle/bin/e2e_sessions_test"
+  row constraints "$bundle/bin/e2e_constraint_test"
   row 10000_calls "$bundle/bin/e2e_chaos_test"
 fi
 if has sanitize && command -v compute-sanitizer >/dev/null; then
@@ -74,6 +80,13 @@ if has bench; then
     limit=300 row "bench_$preset" "$bundle/bin/efla_bench" --device cuda --preset $preset --decode-batches 1 8 32 64 128 256 \
       --prefill-lengths 2048 8192 32768 --max-batch-tokens 16384 --json "$out/bench_$preset.json"
     cat "$out/bench_$preset.log"
+  done
+fi
+if has sessions; then
+  for preset in 340m 1.3b; do
+    limit=300 row "session_bench_$preset" "$bundle/bin/session_bench" --device cuda --preset $preset --slots 64 \
+      --host-bytes 4GiB --idle 200 --session-dir "$out" --json "$out/session_bench_$preset.json"
+    cat "$out/session_bench_$preset.log"
   done
 fi
 if has load; then

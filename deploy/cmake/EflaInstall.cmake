@@ -6,6 +6,8 @@ set(bundle_programs)
 foreach(target efla_server efla efla_checkpoint efla_bench session_bench device_bench drift_bench kernels_bench)
   if(TARGET ${target})
     list(APPEND bundle_programs ${target})
+    # RPATH in place of RUNPATH: lib/ is also where the libraries look for what they need themselves (libedit for libbsd).
+    target_link_options(${target} PRIVATE LINKER:--disable-new-dtags)
   endif()
 endforeach()
 get_property(bundle_tests GLOBAL PROPERTY EFLA_TEST_PROGRAMS)

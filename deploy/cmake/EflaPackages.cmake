@@ -46,6 +46,7 @@ if(EFLA_RPC)
   find_package(gRPC CONFIG REQUIRED)
   find_package(prometheus-cpp CONFIG REQUIRED)
   pkg_check_modules(GRPCPP REQUIRED grpc++)
+  pkg_check_modules(LIBEDIT REQUIRED IMPORTED_TARGET libedit)
   set(rpc_archives ${GRPCPP_STATIC_LIBRARIES})
   list(REVERSE rpc_archives)
   list(REMOVE_DUPLICATES rpc_archives)  # keep each library's last place

@@ -97,6 +97,7 @@ class CpuDevice final : public Device {
   void DoEndStep() override {}
 
   MixWorkspace Workspace(const MixArgs& args);
+  DrawShape ShapeOf(const SampleRow& row) const;
 
   DeviceInfo info_;
   ThreadPool pool_;
@@ -107,9 +108,10 @@ class CpuDevice final : public Device {
   MemoryBlock<float> taps_;
   MemoryBlock<float> mix_scratch_;
   size_t mix_scratch_stride_ = 0;
-  MemoryBlock<float> logits_;          // [kLogitRows or max_samples, vocab]
-  MemoryBlock<float> sample_weights_;  // [threads, vocab]
-  MemoryBlock<TokenId> sample_order_;  // [threads, vocab]
+  MemoryBlock<float> logits_;           // [kLogitRows or max_samples, vocab]
+  MemoryBlock<float> sample_weights_;   // [threads, vocab]
+  MemoryBlock<TokenId> sample_order_;   // [threads, vocab]
+  MemoryBlock<float> sample_reshaped_;  // [threads, vocab]
 
   // Of the current step.
   Step step_input_;
@@ -157,12 +159,13 @@ DeviceStatus CpuDevice::Prepare(const Limits& limits) {
   logits_ = AllocateBlock<float>(logit_floats);
   sample_weights_ = AllocateBlock<float>(threads * vocab);
   sample_order_ = AllocateBlock<TokenId>(threads * vocab);
+  sample_reshaped_ = AllocateBlock<float>(threads * vocab);
   const bool reserved = rows_.Reserve(max_rows, widest);
   if (!reserved || taps_ == nullptr || mix_scratch_ == nullptr || logits_ == nullptr ||
-      sample_weights_ == nullptr || sample_order_ == nullptr) {
+      sample_weights_ == nullptr || sample_order_ == nullptr || sample_reshaped_ == nullptr) {
     return NoMemory("the CPU device's workspace",
                     sizeof(float) * (max_rows * widest + tap_floats + logit_floats +
-                                     threads * (mix_scratch_stride_ + 2 * vocab)));
+                                     threads * (mix_scratch_stride_ + 3 * vocab)));
   }
   std::fill_n(mix_scratch_.get(), threads * mix_scratch_stride_, 0.0f);
   results_.reserve(limits.max_samples);
@@ -174,11 +177,16 @@ bool CpuDevice::DoBeginStep(const StepInput& input) {
   EFLA_CHECK(static_cast<int>(input.tokens.size()) <= limits_.max_tokens);
   EFLA_CHECK(input.num_decode <= limits_.max_decode);
   EFLA_CHECK(static_cast<int>(input.samples.size()) <= limits_.max_samples);
+  const size_t max_lists = static_cast<size_t>(std::max(limits_.max_decode, 1));
+  EFLA_CHECK(input.adjustments.size() <= max_lists * kMaxAdjustments);
+  EFLA_CHECK(input.masks.size() <= max_lists * static_cast<size_t>(MaskWords(limits_.vocab_size)));
   step_input_.tokens.assign(input.tokens.begin(), input.tokens.end());
   step_input_.decode_read_slot.assign(input.decode_read_slot.begin(), input.decode_read_slot.end());
   step_input_.decode_write_slot.assign(input.decode_write_slot.begin(), input.decode_write_slot.end());
   step_input_.segments.assign(input.segments.begin(), input.segments.end());
   step_input_.samples.assign(input.samples.begin(), input.samples.end());
+  step_input_.adjustments.assign(input.adjustments.begin(), input.adjustments.end());
+  step_input_.masks.assign(input.masks.begin(), input.masks.end());
   results_.clear();
   top_.clear();
   num_logit_rows_ = 0;
@@ -230,6 +238,13 @@ MixWorkspace CpuDevice::Workspace(const MixArgs& args) {
   return {.taps = taps_.get(), .scratch = mix_scratch_.get(), .scratch_stride = mix_scratch_stride_};
 }
 
+DrawShape CpuDevice::ShapeOf(const SampleRow& row) const {
+  const int64_t words = MaskWords(limits_.vocab_size);
+  const std::span<const LogitAdjustment> adjustments = step_input_.adjustments;
+  return {.adjustments = adjustments.subspan(row.adjust_begin, row.num_adjust),
+          .mask = row.mask < 0 ? nullptr : step_input_.masks.data() + row.mask * words};
+}
+
 void CpuDevice::DoHead(const HeadArgs& args) {
   const PackedMatrix& head = Packed(args.head);
   EFLA_CHECK(head.rows() == limits_.vocab_size);
@@ -257,8 +272,9 @@ void CpuDevice::DoHead(const HeadArgs& args) {
     pool_.ParallelFor(count, [&](int64_t i, int thread) {
       SampleResult& result = results_[begin + i];
       const int32_t top_begin = result.top_begin;
-      result = SampleToken(samples[begin + i], logits_.get() + i * vocab, vocab,
-                           {sample_weights_.get() + thread * vocab, sample_order_.get() + thread * vocab},
+      result = SampleToken(samples[begin + i], ShapeOf(samples[begin + i]), logits_.get() + i * vocab, vocab,
+                           {sample_weights_.get() + thread * vocab, sample_order_.get() + thread * vocab,
+                            sample_reshaped_.get() + thread * vocab},
                            top_.data() + top_begin);
       result.top_begin = top_begin;
     });

@@ -346,9 +346,8 @@ void MixChunkSegments(const Step& step, const MixArgs& args, const MixWorkspace&
   const int64_t heads = layer.num_heads;
   EFLA_CHECK(layer.conv_size <= kMaxConvSize);
   if (layer.conv_size > 0) TransposeTaps(layer, workspace.taps);
-  pool.ParallelFor(static_cast<int64_t>(step.segments.size()) * heads, [&](int64_t index, int thread) {
-    const Segment& segment = step.segments[index / heads];
-    const int head = static_cast<int>(index % heads);
+  const auto mix = [&](size_t segment_index, int head, int thread) {
+    const Segment& segment = step.segments[segment_index];
     const int64_t row = segment.token_begin;
     const float* read = args.state.pool + segment.read_slot * args.state.slot_stride;
     float* write = args.state.pool + segment.write_slot * args.state.slot_stride;
@@ -366,7 +365,16 @@ void MixChunkSegments(const Step& step, const MixArgs& args, const MixWorkspace&
       .scratch = workspace.scratch + thread * workspace.scratch_stride,
       .out =
           static_cast<float*>(args.out) + row * layer.v_channels() + static_cast<int64_t>(head) * layer.d_v});
-  });
+  };
+  // Segments that do not wait for each other, together.
+  for (size_t begin = 0; begin < step.segments.size();) {
+    size_t end = begin + 1;
+    while (end < step.segments.size() && step.segments[end].follows < static_cast<int32_t>(begin)) ++end;
+    pool.ParallelFor(static_cast<int64_t>(end - begin) * heads, [&](int64_t index, int thread) {
+      mix(begin + static_cast<size_t>(index / heads), static_cast<int>(index % heads), thread);
+    });
+    begin = end;
+  }
 }
 
 }  // namespace efla

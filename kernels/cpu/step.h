@@ -14,6 +14,8 @@ struct Step {
   std::vector<int32_t> decode_read_slot, decode_write_slot;
   std::vector<Segment> segments;
   std::vector<SampleRow> samples;
+  std::vector<LogitAdjustment> adjustments;
+  std::vector<uint32_t> masks;
 
   int num_tokens() const { return static_cast<int>(tokens.size()); }
   int num_decode() const { return static_cast<int>(decode_read_slot.size()); }

@@ -38,28 +38,6 @@ __device__ inline void SharedWritesToProducts() {
 #endif
 }
 
-// Before products whose registers were written or read since the last.
-__device__ inline void ProductsBegin() {
-#ifdef EFLA_GROUP_PRODUCTS
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
-}
-
-// The products since the last commit are one group.
-__device__ inline void ProductsCommit() {
-#ifdef EFLA_GROUP_PRODUCTS
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
-}
-
-// Waits until at most kPending groups are unfinished; they finish in order.
-template <int kPending>
-__device__ inline void ProductsWait() {
-#ifdef EFLA_GROUP_PRODUCTS
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
-#endif
-}
-
 // Keeps the compiler from moving what it does with these sums over the place where this stands.
 template <int kTiles>
 __device__ inline void PinSums(float (&sums)[kTiles][4]) {
@@ -73,13 +51,6 @@ __device__ inline void PinSums(float (&sums)[kTiles][4]) {
 }
 
 #ifdef EFLA_GROUP_PRODUCTS
-// The matrix descriptor of a place in a GroupTile: 128-byte rows, swizzled; 8 of them 1024 bytes.
-__device__ inline uint64_t TileDescriptor(const __half* place) {
-  constexpr uint64_t kEightRows = 1024 / 16, kSwizzle128 = 1;
-  return static_cast<uint64_t>((SharedAddress(place) & 0x3ffffu) >> 4) | uint64_t{1} << 16 |
-         kEightRows << 32 | kSwizzle128 << 62;
-}
-
 #define EFLA_SUMS(d, n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 
 template <bool kNegate, bool kTransposed>
@@ -103,7 +74,7 @@ template <bool kNegate>
 __device__ inline void MultiplyRows(float (&sums)[8][4], const uint32_t (&a)[4], const GroupTile& tile,
                                     int column, bool accumulate, int lane) {
 #ifdef EFLA_GROUP_PRODUCTS
-  GroupMma64<kNegate, false>(sums, a, TileDescriptor(tile.base + column), accumulate);
+  GroupMma64<kNegate, false>(sums, a, TileDescriptor(tile.base + column, 0), accumulate);
 #else
   uint32_t left[4];
 #pragma unroll
@@ -126,7 +97,7 @@ __device__ inline void MultiplyRows(float (&sums)[8][4], const uint32_t (&a)[4],
 __device__ inline void MultiplyColumns(float (&sums)[8][4], const uint32_t (&a)[4], const GroupTile& tile,
                                        int row, bool accumulate, int lane) {
 #ifdef EFLA_GROUP_PRODUCTS
-  GroupMma64<false, true>(sums, a, TileDescriptor(tile.base + row * kGroupTile), accumulate);
+  GroupMma64<false, true>(sums, a, TileDescriptor(tile.base + row * kGroupTile, 0), accumulate);
 #else
 #pragma unroll
   for (int n = 0; n < 4; ++n) {

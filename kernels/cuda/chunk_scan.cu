@@ -248,12 +248,12 @@ __global__ __launch_bounds__(kGroups* kGroupWarps* kWarpLanes, 1) void ScanKerne
   // V'^T - S^T K'^T of the chunk in `stage`, one part of d_k: adds to V'^T.
   const auto multiply_keys = [&](const Stage<kGroups>& stage, int part) {
     PinSums(rest);
-    ProductsBegin();
+    WarpgroupFence();
 #pragma unroll
     for (int k = 0; k < kPartFragments; ++k) {
       MultiplyRows<true>(rest, state_left[part][k], tile(stage.keys[part]), k * kFragment, true, lane);
     }
-    ProductsCommit();
+    WarpgroupCommit();
   };
   // S^T Q^T, likewise: overwrites or adds to the output.
   const auto multiply_queries = [&](const Stage<kGroups>& stage, int part) {
@@ -262,17 +262,17 @@ __global__ __launch_bounds__(kGroups* kGroupWarps* kWarpLanes, 1) void ScanKerne
       MultiplyRows<false>(output, state_left[part][k], tile(stage.queries[part]), k * kFragment,
                           part > 0 || k > 0, lane);
     }
-    ProductsCommit();
+    WarpgroupCommit();
   };
   // A part of S^T's change, U^T K'.
   const auto multiply_update = [&](const Stage<kGroups>& stage, const Left& update, int part) {
     PinSums(change);
-    ProductsBegin();
+    WarpgroupFence();
 #pragma unroll
     for (int k = 0; k < kTokenFragments; ++k) {
       MultiplyColumns(change, update[k], tile(stage.keys[part]), k * kFragment, k > 0, lane);
     }
-    ProductsCommit();
+    WarpgroupCommit();
   };
   const auto add_change = [&](Sums& sums) {
     PinSums(change);
@@ -286,43 +286,43 @@ __global__ __launch_bounds__(kGroups* kGroupWarps* kWarpLanes, 1) void ScanKerne
   LoadValues(rest, stages[0].values[warp / kGroupWarps], warp, lane);
   multiply_keys(stages[0], 0);
   multiply_keys(stages[0], 1);
-  ProductsWait<0>();
+  WarpgroupWait<0>();
   PinSums(rest);
   for (int chunk = 0; chunk < num_chunks; ++chunk) {
     const Stage<kGroups>& stage = stages[chunk % kStages];
     const Stage<kGroups>& next = stages[(chunk + 1) % kStages];  // after the last chunk: anything
     PinSums(output);
-    ProductsBegin();
+    WarpgroupFence();
     multiply_queries(stage, 0);
     Left left;
     Round(left, rest);
 
     // U^T, into the place of the rest.
     PinSums(rest);
-    ProductsBegin();
+    WarpgroupFence();
     MultiplySquare(rest, left, tile(stage.inverse), false, lane);
-    ProductsCommit();
+    WarpgroupCommit();
     multiply_queries(stage, 1);
-    ProductsWait<1>();
+    WarpgroupWait<1>();
     PinSums(rest);
     Left update;
     Round(update, rest);
 
     multiply_update(stage, update, 0);
-    ProductsBegin();
+    WarpgroupFence();
     MultiplySquare(output, update, tile(stage.scores), true, lane);
-    ProductsCommit();
+    WarpgroupCommit();
     if constexpr (kStages == 2) arrive(std::integral_constant<int, 0>());
-    ProductsWait<1>();
+    WarpgroupWait<1>();
     add_change(state[0]);
     multiply_update(stage, update, 1);
     Round(state_left[0], state[0]);
     LoadValues(rest, next.values[warp / kGroupWarps], warp, lane);
     multiply_keys(next, 0);
-    ProductsWait<2>();
+    WarpgroupWait<2>();
     PinSums(output);
     store(output, chunk, 0);
-    ProductsWait<1>();
+    WarpgroupWait<1>();
     add_change(state[1]);
     Round(state_left[1], state[1]);
     multiply_keys(next, 1);
@@ -335,7 +335,7 @@ __global__ __launch_bounds__(kGroups* kGroupWarps* kWarpLanes, 1) void ScanKerne
     }
     loader.Load(stages[chunk % kStages], chunk + kStages);
     CpAsyncCommit();
-    ProductsWait<0>();
+    WarpgroupWait<0>();
     PinSums(rest);
   }
 

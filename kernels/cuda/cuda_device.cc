@@ -32,6 +32,21 @@ int64_t GroupedRows(int64_t part_rows) {
 const char* ByteOffset(const void* base, int64_t bytes) { return static_cast<const char*>(base) + bytes; }
 char* ByteOffset(void* base, int64_t bytes) { return static_cast<char*>(base) + bytes; }
 
+// All of it: the GPU can copy it by itself.
+bool IsPageLocked(const void* host, size_t bytes) {
+  if (bytes == 0) return false;
+  for (const void* byte :
+       {host, static_cast<const void*>(ByteOffset(host, static_cast<int64_t>(bytes) - 1))}) {
+    cudaPointerAttributes attributes;
+    if (cudaPointerGetAttributes(&attributes, byte) != cudaSuccess) {
+      cudaGetLastError();
+      return false;
+    }
+    if (attributes.type != cudaMemoryTypeHost) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::unique_ptr<CudaDevice> CudaDevice::Create(int ordinal, DeviceStatus& status) {
@@ -184,12 +199,31 @@ DeviceStatus CudaDevice::WriteMemory(void* to, const void* from_host, size_t byt
   return Transfer("writing GPU memory", to, from_host, bytes, cudaMemcpyHostToDevice);
 }
 
-// Through pinned memory in pieces, on a stream of its own: the GPU copies one half of the staging memory
-// while the host copies the other, and the step's stream never waits.
+void* CudaDevice::AllocateHost(size_t bytes) {
+  Activate();
+  void* memory = nullptr;
+  if (cudaHostAlloc(&memory, std::max<size_t>(bytes, 1), cudaHostAllocPortable) == cudaSuccess) return memory;
+  cudaGetLastError();  // the caller has other memory to take
+  return nullptr;
+}
+
+void CudaDevice::FreeHost(void* memory) {
+  Activate();
+  cudaFreeHost(memory);
+}
+
+// On a stream of its own, so that the step's stream never waits: at once where the host's memory is
+// page-locked, else through such memory in pieces: the GPU copies one half of it while the host copies the
+// other.
 DeviceStatus CudaDevice::Transfer(const char* what, void* to, const void* from, size_t bytes,
                                   cudaMemcpyKind kind) {
   const std::lock_guard lock(transfer_mutex_);
   Activate();
+  if (IsPageLocked(kind == cudaMemcpyDeviceToHost ? to : from, bytes)) {
+    cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, transfer_stream_);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(transfer_stream_);
+    return CudaStatus(what, error);
+  }
   constexpr size_t kPieceBytes = kStagingBytes / 2;
   const size_t pieces = (bytes + kPieceBytes - 1) / kPieceBytes;
   const auto piece_bytes = [&](size_t piece) { return std::min(kPieceBytes, bytes - piece * kPieceBytes); };
@@ -202,11 +236,10 @@ DeviceStatus CudaDevice::Transfer(const char* what, void* to, const void* from, 
     }
   };
   const auto gpu_copies = [&](size_t piece) {
-    cudaError_t error = kind == cudaMemcpyDeviceToHost
-                            ? cudaMemcpyAsync(half(piece), ByteOffset(from, piece * kPieceBytes),
-                                              piece_bytes(piece), kind, transfer_stream_)
-                            : cudaMemcpyAsync(ByteOffset(to, piece * kPieceBytes), half(piece),
-                                              piece_bytes(piece), kind, transfer_stream_);
+    const bool reads = kind == cudaMemcpyDeviceToHost;
+    cudaError_t error = cudaMemcpyAsync(reads ? half(piece) : ByteOffset(to, piece * kPieceBytes),
+                                        reads ? ByteOffset(from, piece * kPieceBytes) : half(piece),
+                                        piece_bytes(piece), kind, transfer_stream_);
     if (error == cudaSuccess) error = cudaEventRecord(half_free_[piece % 2], transfer_stream_);
     return error;
   };
@@ -371,15 +404,19 @@ DeviceStatus CudaDevice::Prepare(const Limits& limits) {
   const int64_t tokens = limits.max_tokens, samples = std::max(limits.max_samples, 1);
   const int64_t act_bytes = static_cast<int64_t>(kActBytes),
                 float_bytes = static_cast<int64_t>(sizeof(float));
-  DeviceStatus status = CudaStatus(
-      "the step's arrays",
-      arrays_.Allocate(limits.max_tokens, std::max(limits.max_decode, 1), static_cast<int>(samples)));
+  DeviceStatus status =
+      CudaStatus("the step's arrays", arrays_.Allocate(limits.max_tokens, std::max(limits.max_decode, 1),
+                                                       static_cast<int>(samples), limits.vocab_size));
   const auto allocate = [&status](const char* what, GpuMemory& memory, int64_t bytes) {
     if (status.ok()) status = CudaStatus(what, memory.Allocate(static_cast<size_t>(bytes)));
   };
   allocate("normalised rows", normalized_, std::max(tokens, samples) * limits.hidden_size * act_bytes);
   allocate("gate and up", gate_up_, tokens * GroupedRows(limits.intermediate_size) * act_bytes);
   allocate("logits", logits_, samples * limits.vocab_size * float_bytes);
+  reshaped_ = GpuMemory();
+  if (!SampleFitsShared(static_cast<int>(limits.vocab_size))) {
+    allocate("reshaped logits", reshaped_, samples * limits.vocab_size * float_bytes);
+  }
   allocate("mixed values", mixed_, tokens * mix.v_channels() * float_bytes);
   chunk_capacity_ = static_cast<int>((tokens + kChunkTokens - 1) / kChunkTokens) + kSpareChunks;
   if (ChunkFormSupported(mix)) {
@@ -471,6 +508,9 @@ bool CudaDevice::DoBeginStep(const StepInput& input) {
   EFLA_CHECK(prepared_ && static_cast<int>(input.tokens.size()) <= limits_.max_tokens);
   EFLA_CHECK(input.num_decode <= limits_.max_decode);
   EFLA_CHECK(static_cast<int>(input.samples.size()) <= limits_.max_samples);
+  const size_t max_lists = static_cast<size_t>(std::max(limits_.max_decode, 1));
+  EFLA_CHECK(input.adjustments.size() <= max_lists * kMaxAdjustments);
+  EFLA_CHECK(input.masks.size() <= max_lists * static_cast<size_t>(MaskWords(limits_.vocab_size)));
   num_tokens_ = static_cast<int>(input.tokens.size());
   num_decode_ = input.num_decode;
   num_samples_ = num_results_ = static_cast<int>(input.samples.size());
@@ -542,11 +582,18 @@ void CudaDevice::PlanLanes(const StepInput& input) {
                       .num_tokens = segment.num_tokens - before,
                       .read_slot = segment.write_slot,
                       .write_slot = segment.write_slot});
+    for (size_t i = index + 2; i < segments_.size(); ++i) {
+      if (segments_[i].follows >= static_cast<int32_t>(index)) ++segments_[i].follows;
+    }
+    segments_[index + 1].follows = static_cast<int32_t>(index);
   }
-  if (cut == first) {  // one segment of less than two chunks leads: cannot be with so many rows
-    lanes_.push_back({.context = context_, .row_begin = first, .num_rows = prompt_rows});
-    return;
-  }
+  const auto second = std::find_if(segments_.begin(), segments_.end(),
+                                   [&](const Segment& other) { return other.token_begin == cut; });
+  const auto first_of_second = static_cast<int32_t>(second - segments_.begin());
+  const bool continues = std::any_of(second, segments_.end(), [&](const Segment& other) {
+    return other.follows >= 0 && other.follows < first_of_second;
+  });
+  EFLA_CHECK(cut > first);  // half of so many rows are more than a chunk
   // Without programmatic launches: they follow the stream's last kernel, not the events between the lanes.
   LaunchContext first_context = context_;
   first_context.overlap = false;
@@ -555,7 +602,7 @@ void CudaDevice::PlanLanes(const StepInput& input) {
   second_context.lane = 1;
   lanes_.push_back({.context = first_context, .row_begin = first, .num_rows = cut - first});
   lanes_.push_back(
-      {.context = second_context, .row_begin = cut, .num_rows = end - cut, .continues = before > 0});
+      {.context = second_context, .row_begin = cut, .num_rows = end - cut, .continues = continues});
 }
 
 void CudaDevice::Order(cudaStream_t before, cudaEvent_t event, cudaStream_t after) {
@@ -854,6 +901,9 @@ void CudaDevice::DoHead(const HeadArgs& args) {
                                            .active_rows = arrays_.num_samples(),
                                            .vocab_size = static_cast<int>(head.rows()),
                                            .rows = arrays_.samples(),
+                                           .adjustments = arrays_.adjustments(),
+                                           .masks = arrays_.masks(),
+                                           .reshaped = reshaped_.get<float>(),
                                            .results = results_,
                                            .top_begin = arrays_.top_begin(),
                                            .top = top_}));

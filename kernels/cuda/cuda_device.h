@@ -78,6 +78,8 @@ class CudaDevice final : public Device {
   void FillBytes(void* memory, uint8_t value, size_t bytes) override;
   DeviceStatus ReadMemory(void* to_host, const void* from, size_t bytes) override;
   DeviceStatus WriteMemory(void* to, const void* from_host, size_t bytes) override;
+  void* AllocateHost(size_t bytes) override;
+  void FreeHost(void* memory) override;
   void WriteActivations(void* act, std::span<const float> values) override;
   void ReadActivations(std::span<float> values, const void* act) override;
   std::unique_ptr<Matrix> LoadMatrix(std::span<const HostMatrix> parts, MatrixUse use,
@@ -102,7 +104,7 @@ class CudaDevice final : public Device {
     LaunchContext context;
     int row_begin = 0, num_rows = 0;   // tokens of the step
     int pass_begin = 0, pass_end = 0;  // in passes_
-    bool continues = false;            // its first segment begins where the lane before it ends
+    bool continues = false;            // a segment of it follows one of the lane before it
   };
   enum class StepMode { kIdle, kLaunch, kRecord, kReplay };
 
@@ -156,6 +158,7 @@ class CudaDevice final : public Device {
   GpuMemory normalized_;            // act [max(max_tokens, max_samples), hidden]
   GpuMemory gate_up_;               // act [max_tokens, 2 intermediate, padded]
   GpuMemory logits_;                // float32 [max_samples, vocab]
+  GpuMemory reshaped_;              // the same, SampleParams::reshaped
   GpuMemory prepared_inputs_, scalars_, inverse_, scores_, mixed_;  // ChunkParams
   int chunk_capacity_ = 0;  // chunks that inverse_ and scores_ hold for each lane
   GpuMemory loading_;       // a weight's part on its way

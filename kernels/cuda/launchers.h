@@ -160,10 +160,15 @@ struct SampleParams {
   const int32_t* active_rows = nullptr;
   int vocab_size = 0;
   const SampleRow* rows = nullptr;
+  const LogitAdjustment* adjustments = nullptr;  // the rows' lists
+  const uint32_t* masks = nullptr;               // [masks, MaskWords(vocab)]
+  float* reshaped = nullptr;  // [rows, vocab] scratch of rows that DrawsReshaped; null where SampleFitsShared
   SampleResult* results = nullptr;     // [rows]; host memory that the device can write
   const int32_t* top_begin = nullptr;  // [rows] where each row's alternatives start in `top`
   TokenLogprob* top = nullptr;         // likewise host memory
 };
+// Whether a block's shared memory holds a row of logits.
+bool SampleFitsShared(int vocab_size);
 cudaError_t LaunchSample(const LaunchContext& context, const SampleParams& params);
 
 // --- convert.cu ---

@@ -4,8 +4,7 @@
 // cols is cut into blocks of kBlockCols and the blocks into kSlices runs. A run r_i is one ascending chain of
 // matrix instructions from zero, 16 neighbouring columns each: m16n8k16 of mma.sync and m64nNk16 of wgmma
 // give the same bits then, and so does either order of the operands (tests/kernels/products_test.cc). An
-// output is
-// (((r0 + r1) + r2) + r3) + (((r4 + r5) + r6) + r7) in float32. The order depends on cols alone.
+// output is (((r0 + r1) + r2) + r3) + (((r4 + r5) + r6) + r7) in float32. The order depends on cols alone.
 #ifndef EFLA_KERNELS_CUDA_LINEAR_CUH_
 #define EFLA_KERNELS_CUDA_LINEAR_CUH_
 

@@ -59,7 +59,7 @@ struct WideShape {
   }
 };
 
-__device__ inline float4 Add(const float4& a, const float4& b) {
+[[maybe_unused]] __device__ inline float4 Add(const float4& a, const float4& b) {
   return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
@@ -74,6 +74,7 @@ __global__ __launch_bounds__(Shape::kThreads) void WideKernel(const __grid_const
   // Whether a run is added up while the next one is multiplied; else between the two, which takes fewer
   // registers.
   constexpr bool kOverlap = kOwnSlices > 1 && kSums < 64;
+  static_assert(kCluster != 4 || kOverlap, "the second half's last run stays in registers of its own");
   EFLA_DYNAMIC_SHARED(shared_base);
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
   unsigned char* shared =
@@ -228,9 +229,7 @@ __global__ __launch_bounds__(Shape::kThreads) void WideKernel(const __grid_const
         }
         WarpgroupWait<0>();
         release();
-        if constexpr (kOwnSlices > 1) {
-          if (kCluster != 4 || s == 0 || rank % 2 == 0) add_run(s, runs[0]);
-        }
+        if constexpr (kOwnSlices > 1) add_run(s, runs[0]);
       }
     }
     if constexpr (kCluster == 1) {
@@ -254,11 +253,13 @@ __global__ __launch_bounds__(Shape::kThreads) void WideKernel(const __grid_const
     for (int i = 0; i < kSums; ++i) {
       place[(i / 4 * 8 + i % 2) * Shape::kSumStride + i / 2 % 2 * 8] = kOwnSlices > 1 ? quad[i] : runs[0][i];
     }
-    if (kCluster == 4 && rank % 2 == 1) {
-      place += Shape::kTileRows * Shape::kSumStride;
+    if constexpr (kCluster == 4) {
+      if (rank % 2 == 1) {
+        place += Shape::kTileRows * Shape::kSumStride;
 #pragma unroll
-      for (int i = 0; i < kSums; ++i)
-        place[(i / 4 * 8 + i % 2) * Shape::kSumStride + i / 2 % 2 * 8] = runs[kOverlap ? 1 : 0][i];
+        for (int i = 0; i < kSums; ++i)
+          place[(i / 4 * 8 + i % 2) * Shape::kSumStride + i / 2 % 2 * 8] = runs[1][i];
+      }
     }
   }
   if constexpr (kCluster == 1) {

@@ -46,6 +46,16 @@ __device__ inline float Activate(float x, int part, QkActivation qk_activation) 
   return x;
 }
 
+// Calls launch.operator()<d_k, d_v>() for the layer's head size; the sizes here are the supported ones.
+template <typename Launch>
+cudaError_t LaunchForHeadSize(int d_k, int d_v, const Launch& launch) {
+  if (d_k == 128 && d_v == 128) return launch.template operator()<128, 128>();
+  if (d_k == 64 && d_v == 64) return launch.template operator()<64, 64>();
+  if (d_k == 32 && d_v == 128) return launch.template operator()<32, 128>();
+  if (d_k == 64 && d_v == 128) return launch.template operator()<64, 128>();
+  return cudaErrorInvalidValue;
+}
+
 // The scalars of one head of one token from its row of coef.
 __device__ inline MixScalars HeadScalars(const MixLayer& layer, const float* coef, int head,
                                          float key_norm_squared) {

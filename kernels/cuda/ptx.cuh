@@ -31,15 +31,6 @@ __device__ inline void GridDependencyTrigger() {
 
 // --- Copies ---
 
-// 16 bytes that are read once: past L1, with the neighbouring sectors fetched into L2.
-__device__ inline uint4 LoadStream16(const void* global) {
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(global));
-  return value;
-}
-
 __device__ inline uint32_t SharedAddress(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
@@ -165,12 +156,6 @@ __device__ inline void CopyTile(void* shared, const void* tensor_map, int column
 #endif
 }
 
-__device__ inline void PrefetchTensorMap(const void* tensor_map) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("prefetch.tensormap [%0];" ::"l"(tensor_map) : "memory");
-#endif
-}
-
 // --- Matrix units of a warpgroup: m64 nN k16, 16-bit operands in shared memory, float32 sums ---
 // Both operands lie as CopyTile leaves boxes of 64 columns in the 128-byte swizzle: row r, 16-byte vector v
 // at r * 128 + (v ^ r % 8) * 16, the whole aligned to 1024 bytes. Warp w, lane l of the warpgroup hold, with
@@ -184,18 +169,21 @@ __device__ inline uint64_t TileDescriptor(const void* tile, int step) {
          (((SharedAddress(tile) & 0x3ffff) + 32 * step) >> 4);
 }
 
+// Before products whose registers were written or read since the last.
 __device__ inline void WarpgroupFence() {
 #if __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
 
+// The products since the last commit are one group.
 __device__ inline void WarpgroupCommit() {
 #if __CUDA_ARCH_FEAT_SM90_ALL
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
 
+// Waits until at most kPending groups are unfinished; they finish in order.
 template <int kPending>
 __device__ inline void WarpgroupWait() {
 #if __CUDA_ARCH_FEAT_SM90_ALL

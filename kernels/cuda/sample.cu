@@ -1,22 +1,20 @@
 // One row of logits to a token: the draw or the score, its log-probability, the best alternatives.
 //
-// Steps, in order: temperature, top-k, top-p, min-p, draw. Tokens are ranked by logit, equal ones by lower
-// id.
-//   top-k  keeps the k first ranks;
-//   top-p  keeps the fewest first ranks whose share of the kept probability reaches top_p;
-//   min-p  keeps those of at least min_p times the best one's probability;
-//   draw   inverts the cumulative distribution of what is kept, in the order of ids, at CounterUniform(seed,
-//   position).
+// The steps and their order are sample.h's (kernels/cpu): adjustments, mask, temperature, top-k, typical-p,
+// top-p, min-p, draw. Tokens are ranked by logit, equal ones by lower id.
 //
 // Shapes: logits float32 [rows, vocab]; results [rows] and top [sum of num_top] in host memory.
 // A block owns one row. Nothing is sorted: a cut is found by bisection over the logits' bits, each step one
 // pass that counts (or weighs) what lies above, over the row in shared memory where it fits there. Sums run
 // in double, in an order that depends on the vocabulary's size alone. Bytes: 4 vocab a row.
+// A row with a list, a mask or typical-p draws from a copy of its logits in which banned tokens are -infinity
+// and weigh nothing; log-probabilities come from the row itself.
 #include "kernels/counter_random.h"
 #include "kernels/cuda/act.cuh"
 #include "kernels/cuda/launch.cuh"
 #include "kernels/cuda/launchers.h"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/logit_math.h"
 
 namespace efla::cuda {
 namespace {
@@ -81,13 +79,16 @@ __device__ inline uint64_t BlockMax(uint64_t value, Scratch& scratch) {
 }
 static_assert(kWarps == kWarpLanes, "one lane for each warp's part");
 
+// Banned tokens' logits are -infinity; `num_allowed` are not.
 struct Row {
   const float* logits;
   int vocab_size;
+  int num_allowed;
   float max;
   float temperature;
 
-  __device__ float Weight(int id) const { return expf((logits[id] - max) / temperature); }
+  __device__ float Exponent(int id) const { return (logits[id] - max) / temperature; }
+  __device__ float Weight(int id) const { return expf(Exponent(id)); }
 };
 
 // What the cuts keep: tokens of more than `threshold`, and of equal ones those up to `last_id`.
@@ -166,10 +167,11 @@ __device__ inline int NthEqual(const Row& row, uint32_t ordered, int nth, Scratc
 
 __device__ inline Kept Cut(const Row& row, int top_k, float top_p, Scratch& scratch) {
   Kept kept = {.threshold = 0, .last_id = row.vocab_size};
-  const bool cut_k = top_k > 0 && top_k < row.vocab_size;
+  const bool cut_k = top_k > 0 && top_k < row.num_allowed;
   if (!cut_k && top_p >= 1.0f) return kept;
   uint64_t least = 0;
   for (int id = threadIdx.x; id < row.vocab_size; id += kThreads) {
+    if (row.logits[id] == -INFINITY) continue;
     const uint64_t inverse = 0xffffffffu - OrderedBits(row.logits[id]);
     least = inverse > least ? inverse : least;
   }
@@ -177,7 +179,7 @@ __device__ inline Kept Cut(const Row& row, int top_k, float top_p, Scratch& scra
   const uint32_t above_all = OrderedBits(row.max) + 1;
   if (cut_k) {
     const Bracket whole = {
-        kept.threshold, above_all, {row.vocab_size, static_cast<double>(row.vocab_size)}, {0, 0.0}};
+        kept.threshold, above_all, {row.num_allowed, static_cast<double>(row.num_allowed)}, {0, 0.0}};
     const Bracket cut = Bisect(row, whole, kept, top_k, false, scratch);
     kept.threshold = cut.low;
     // More than top_k from here on: equal logits, of which the first few are kept.
@@ -268,6 +270,122 @@ __device__ inline int Draw(const Row& row, const Kept& kept, float min_p, double
   return drawn;
 }
 
+// What is not banned: the best rank (0: nothing) and how many there are.
+struct Allowed {
+  uint64_t best;
+  int count;
+};
+
+// A list, and a mask or null, applied to the row's copy in `logits`.
+__device__ inline Allowed Adjust(const LogitAdjustment* list, int num_adjust, const uint32_t* mask,
+                                 int vocab_size, float* logits, Scratch& scratch) {
+  __syncthreads();  // the copy is whole
+  for (int i = threadIdx.x; i < num_adjust; i += kThreads) {
+    const LogitAdjustment adjustment = list[i];
+    logits[adjustment.token] = AdjustedLogit(logits[adjustment.token], adjustment);
+  }
+  __syncthreads();
+  uint64_t best = 0;
+  int count = 0;
+  for (int id = threadIdx.x; id < vocab_size; id += kThreads) {
+    if (mask != nullptr && (mask[id / 32] >> (id % 32) & 1) == 0) logits[id] = -INFINITY;
+    if (logits[id] == -INFINITY) continue;
+    ++count;
+    const uint64_t rank = RankBits(OrderedBits(logits[id]), id);
+    best = rank > best ? rank : best;
+  }
+  best = BlockMax(best, scratch);  // its barriers also publish what has been written
+  return {best, static_cast<int>(BlockSum(static_cast<double>(count), scratch))};
+}
+
+// typical-p of what `kept` holds: bans everything else. With x the logit over the temperature, a token's
+// surprise is off the expected one by |mean of x - x|; the reach is found by bisection as in Bisect.
+__device__ inline Allowed KeepTypical(const Row& row, const Kept& kept, float typical_p, float* logits,
+                                      Scratch& scratch) {
+  double weight = 0, weighted = 0;
+  for (int id = threadIdx.x; id < row.vocab_size; id += kThreads) {
+    const float w = row.Weight(id);
+    if (w == 0.0f || !kept.Holds(OrderedBits(row.logits[id]), id)) continue;
+    weight += static_cast<double>(w);
+    weighted += static_cast<double>(w) * static_cast<double>(row.Exponent(id));
+  }
+  const double total = BlockSum(weight, scratch);
+  const float mean = static_cast<float>(BlockSum(weighted, scratch) / total);
+  // INFINITY for what is out already. Bits of floats >= 0 order as the floats do.
+  const auto distance = [&](int id) {
+    const bool in = row.Weight(id) != 0.0f && kept.Holds(OrderedBits(row.logits[id]), id);
+    return in ? fabsf(mean - row.Exponent(id)) : INFINITY;
+  };
+  const auto measure_within = [&](uint32_t reach) -> Above {
+    int count = 0;
+    double within = 0;
+    for (int id = threadIdx.x; id < row.vocab_size; id += kThreads) {
+      if (!(distance(id) <= __uint_as_float(reach))) continue;
+      ++count;
+      within += static_cast<double>(row.Weight(id));
+    }
+    return {static_cast<int>(BlockSum(static_cast<double>(count), scratch)), BlockSum(within, scratch)};
+  };
+  const double wanted = static_cast<double>(typical_p) * total;
+  uint64_t farthest = 0;
+  for (int id = threadIdx.x; id < row.vocab_size; id += kThreads) {
+    const float d = distance(id);
+    const uint64_t bits = d == INFINITY ? 0 : __float_as_uint(d);
+    farthest = bits > farthest ? bits : farthest;
+  }
+  // `low` does not reach `wanted`, unless it is 0; `high` does.
+  uint32_t low = 0, high = static_cast<uint32_t>(BlockMax(farthest, scratch));
+  Above to_low = measure_within(low), to_high = measure_within(high);
+  if (to_low.count > 0 && to_low.weight >= wanted) high = low;
+  constexpr int kStepsByValue = 24;
+  for (int step = 0; high > low + 1 && to_high.count - to_low.count > 1; ++step) {
+    uint32_t middle = __float_as_uint(0.5f * __uint_as_float(low) + 0.5f * __uint_as_float(high));
+    if (step >= kStepsByValue || middle <= low || middle >= high) middle = low + (high - low) / 2;
+    const Above within = measure_within(middle);
+    if (within.count > 0 && within.weight >= wanted) {
+      high = middle;
+      to_high = within;
+    } else {
+      low = middle;
+      to_low = within;
+    }
+  }
+  const float reach = __uint_as_float(high);
+  uint64_t best = 0;
+  int count = 0;
+  for (int id = threadIdx.x; id < row.vocab_size; id += kThreads) {
+    if (!(distance(id) <= reach)) {
+      logits[id] = -INFINITY;
+      continue;
+    }
+    ++count;
+    const uint64_t rank = RankBits(OrderedBits(logits[id]), id);
+    best = rank > best ? rank : best;
+  }
+  best = BlockMax(best, scratch);
+  return {best, static_cast<int>(BlockSum(static_cast<double>(count), scratch))};
+}
+
+__device__ inline int IdOf(uint64_t rank) {
+  return static_cast<int>(0xffffffffu - static_cast<uint32_t>(rank));
+}
+
+__device__ inline float LogitOf(uint64_t rank) { return FromOrderedBits(static_cast<uint32_t>(rank >> 32)); }
+
+// Everything up to typical-p of a row that DrawsReshaped, on its copy. A function of its own, so that the
+// registers it takes cost other rows nothing.
+__device__ __noinline__ Allowed Reshape(const SampleRow* sample, const LogitAdjustment* adjustments,
+                                        const uint32_t* masks, int vocab_size, float* logits,
+                                        Scratch& scratch) {
+  const uint32_t* mask = sample->mask < 0 ? nullptr : masks + sample->mask * MaskWords(vocab_size);
+  const Allowed allowed =
+      Adjust(adjustments + sample->adjust_begin, sample->num_adjust, mask, vocab_size, logits, scratch);
+  const float typical_p = sample->typical_p, temperature = sample->temperature;
+  if (allowed.best == 0 || typical_p >= 1.0f || temperature == 0.0f) return allowed;
+  const Row row = {logits, vocab_size, allowed.count, LogitOf(allowed.best), temperature};
+  return KeepTypical(row, Cut(row, sample->top_k, 1.0f, scratch), typical_p, logits, scratch);
+}
+
 template <bool kRowInShared>
 __global__ __launch_bounds__(kThreads, 1) void SampleKernel(SampleParams params) {
   EFLA_DYNAMIC_SHARED(shared);
@@ -333,8 +451,7 @@ __global__ __launch_bounds__(kThreads, 1) void SampleKernel(SampleParams params)
   }
   best = BlockMax(best, scratch);
   if (kRowInShared) logits = reinterpret_cast<const float*>(shared);
-  const Row row = {logits, vocab_size, FromOrderedBits(static_cast<uint32_t>(best >> 32)),
-                   sample.temperature};
+  Row row = {logits, vocab_size, vocab_size, LogitOf(best), sample.temperature};
 
   double sum = 0;
   for (int id = width * threadIdx.x; id < vocab_size; id += width * kThreads) {
@@ -348,41 +465,65 @@ __global__ __launch_bounds__(kThreads, 1) void SampleKernel(SampleParams params)
   }
   const double log_sum = static_cast<double>(row.max) + log(BlockSum(sum, scratch));
 
-  int token = static_cast<int>(0xffffffffu - static_cast<uint32_t>(best));
-  if (sample.target >= 0) {
-    token = sample.target;
-  } else if (sample.temperature != 0.0f) {
-    const Kept kept = Cut(row, sample.top_k, sample.top_p, scratch);
-    token = Draw(row, kept, sample.min_p, CounterUniform(sample.seed, sample.position), scratch, drawn);
-  }
+  uint64_t next_best = best;
   for (int i = 0; i < sample.num_top; ++i) {
     if (threadIdx.x == 0) {
-      const int id = static_cast<int>(0xffffffffu - static_cast<uint32_t>(best));
-      top[i] = best == 0 ? TokenLogprob{-1, __uint_as_float(0xff800000u)}
-                         : TokenLogprob{id, static_cast<float>(static_cast<double>(logits[id]) - log_sum)};
+      const int id = IdOf(next_best);
+      top[i] = next_best == 0
+                   ? TokenLogprob{-1, __uint_as_float(0xff800000u)}
+                   : TokenLogprob{id, static_cast<float>(static_cast<double>(logits[id]) - log_sum)};
     }
     uint64_t next = 0;
     for (int id = threadIdx.x; id < vocab_size; id += kThreads) {
       const uint64_t rank = RankBits(OrderedBits(logits[id]), id);
-      if (rank < best && rank > next) next = rank;
+      if (rank < next_best && rank > next) next = rank;
     }
-    if (i + 1 < sample.num_top) best = BlockMax(next, scratch);
+    if (i + 1 < sample.num_top) next_best = BlockMax(next, scratch);
+  }
+
+  int top_k = sample.top_k;
+  if (DrawsReshaped(sample)) {
+    __syncthreads();  // nobody reads the row itself any more
+    float* reshaped = kRowInShared ? reinterpret_cast<float*>(shared)
+                                   : params.reshaped + static_cast<int64_t>(index) * vocab_size;
+    if (!kRowInShared) {
+      for (int id = threadIdx.x; id < vocab_size; id += kThreads) reshaped[id] = logits[id];
+    }
+    const Allowed allowed =
+        Reshape(params.rows + index, params.adjustments, params.masks, vocab_size, reshaped, scratch);
+    if (allowed.best == 0) {
+      if (threadIdx.x == 0) params.results[index] = {-1, __uint_as_float(0xff800000u), 1, top_begin};
+      return;
+    }
+    row = {reshaped, vocab_size, allowed.count, LogitOf(allowed.best), sample.temperature};
+    if (sample.typical_p < 1.0f) top_k = 0;  // it has come before
+    best = allowed.best;
+  }
+  int token = IdOf(best);
+  if (sample.target >= 0) {
+    token = sample.target;
+  } else if (sample.temperature != 0.0f) {
+    const Kept kept = Cut(row, top_k, sample.top_p, scratch);
+    token = Draw(row, kept, sample.min_p, CounterUniform(sample.seed, sample.position), scratch, drawn);
   }
   if (threadIdx.x == 0) {
-    params.results[index] = {token, static_cast<float>(static_cast<double>(logits[token]) - log_sum), 1,
+    const float* raw =
+        DrawsReshaped(sample) ? params.logits + static_cast<int64_t>(index) * vocab_size : logits;
+    params.results[index] = {token, static_cast<float>(static_cast<double>(raw[token]) - log_sum), 1,
                              top_begin};
   }
 }
 
 }  // namespace
 
+bool SampleFitsShared(int vocab_size) { return sizeof(float) * vocab_size <= kMaxRowBytes; }
+
 cudaError_t LaunchSample(const LaunchContext& context, const SampleParams& params) {
   LaunchShape shape;
   shape.grid = dim3(params.num_rows);
   shape.block = dim3(kThreads);
-  const size_t row_bytes = sizeof(float) * params.vocab_size;
-  if (row_bytes > kMaxRowBytes) return Launch(context, shape, SampleKernel<false>, params);
-  shape.shared_bytes = row_bytes;
+  if (!SampleFitsShared(params.vocab_size)) return Launch(context, shape, SampleKernel<false>, params);
+  shape.shared_bytes = sizeof(float) * params.vocab_size;
   return Launch(context, shape, SampleKernel<true>, params);
 }
 

@@ -12,7 +12,7 @@ StepArrays::~StepArrays() {
   cudaFreeHost(staging_);
 }
 
-cudaError_t StepArrays::Allocate(int max_tokens, int max_decode, int max_samples) {
+cudaError_t StepArrays::Allocate(int max_tokens, int max_decode, int max_samples, int64_t vocab_size) {
   constexpr size_t kAlignment = 64;
   size_t bytes = kAlignment;  // the counts
   const auto place = [&bytes](size_t count, size_t element_bytes) {
@@ -30,6 +30,8 @@ cudaError_t StepArrays::Allocate(int max_tokens, int max_decode, int max_samples
   segments_ = place(max_tokens, sizeof(Segment));
   first_chunk_ = place(max_tokens, sizeof(int32_t));
   chunks_ = place(max_tokens, sizeof(Chunk));
+  adjustments_ = place(static_cast<size_t>(max_decode) * kMaxAdjustments, sizeof(LogitAdjustment));
+  masks_ = place(static_cast<size_t>(max_decode) * MaskWords(vocab_size), sizeof(uint32_t));
   cudaFree(std::exchange(device_, nullptr));
   cudaFreeHost(std::exchange(staging_, nullptr));
   const cudaError_t error = cudaMalloc(&device_, bytes);
@@ -62,6 +64,10 @@ void StepArrays::Fill(const StepInput& input, std::span<const Segment> segments,
     num_top_ += samples[i].num_top;
   }
   used_bytes_ = samples_ + padded_samples * sizeof(SampleRow);
+  adjustment_bytes_ = input.adjustments.size_bytes();
+  std::copy(input.adjustments.begin(), input.adjustments.end(), At<LogitAdjustment>(staging_, adjustments_));
+  mask_bytes_ = input.masks.size_bytes();
+  std::copy(input.masks.begin(), input.masks.end(), At<uint32_t>(staging_, masks_));
 
   passes.clear();
   if (segments.empty()) return;
@@ -74,7 +80,8 @@ void StepArrays::Fill(const StepInput& input, std::span<const Segment> segments,
     first_chunk[index] = num_chunks;
     const int segment_chunks = (segment.num_tokens + kChunkTokens - 1) / kChunkTokens;
     EFLA_CHECK(segment_chunks <= chunk_capacity);
-    if (passes.empty() || index == boundary || passes.back().num_chunks + segment_chunks > chunk_capacity) {
+    if (passes.empty() || index == boundary || segment.follows >= passes.back().segment_begin ||
+        passes.back().num_chunks + segment_chunks > chunk_capacity) {
       passes.push_back({index, 0, num_chunks, 0});
     }
     ++passes.back().num_segments;
@@ -88,8 +95,17 @@ void StepArrays::Fill(const StepInput& input, std::span<const Segment> segments,
   used_bytes_ = chunks_ + num_chunks * sizeof(Chunk);
 }
 
+cudaError_t StepArrays::UploadPart(size_t offset, size_t bytes, cudaStream_t stream) const {
+  if (bytes == 0) return cudaSuccess;
+  return cudaMemcpyAsync(At<char>(device_, offset), At<char>(staging_, offset), bytes, cudaMemcpyHostToDevice,
+                         stream);
+}
+
 cudaError_t StepArrays::Upload(cudaStream_t stream) const {
-  return cudaMemcpyAsync(device_, staging_, used_bytes_, cudaMemcpyHostToDevice, stream);
+  cudaError_t error = UploadPart(0, used_bytes_, stream);
+  if (error == cudaSuccess) error = UploadPart(adjustments_, adjustment_bytes_, stream);
+  if (error == cudaSuccess) error = UploadPart(masks_, mask_bytes_, stream);
+  return error;
 }
 
 }  // namespace efla::cuda

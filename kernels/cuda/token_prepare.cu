@@ -181,12 +181,8 @@ cudaError_t LaunchHeadSize(const LaunchContext& context, const ChunkParams& para
 
 template <typename Act>
 cudaError_t LaunchTyped(const LaunchContext& context, const ChunkParams& params) {
-  const int d_k = params.mix.layer.d_k, d_v = params.mix.layer.d_v;
-  if (d_k == 128 && d_v == 128) return LaunchHeadSize<Act, 128, 128>(context, params);
-  if (d_k == 64 && d_v == 64) return LaunchHeadSize<Act, 64, 64>(context, params);
-  if (d_k == 32 && d_v == 128) return LaunchHeadSize<Act, 32, 128>(context, params);
-  if (d_k == 64 && d_v == 128) return LaunchHeadSize<Act, 64, 128>(context, params);
-  return cudaErrorInvalidValue;
+  return LaunchForHeadSize(params.mix.layer.d_k, params.mix.layer.d_v,
+                           [&]<int kDk, int kDv> { return LaunchHeadSize<Act, kDk, kDv>(context, params); });
 }
 
 }  // namespace

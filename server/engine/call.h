@@ -2,6 +2,7 @@
 #ifndef EFLA_SERVER_ENGINE_CALL_H_
 #define EFLA_SERVER_ENGINE_CALL_H_
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -16,11 +17,23 @@
 #include "model/tokenizer.h"
 #include "server/engine/engine.h"
 #include "server/engine/generation_impl.h"
+#include "server/engine/logit_adjuster.h"
+#include "server/engine/mask_workers.h"
 #include "server/engine/prefix_cache.h"
 #include "server/engine/resident_state.h"
 #include "server/engine/scheduler.h"
 
 namespace efla {
+
+// What the draws of a step refer to, StepInput::adjustments and masks.
+struct DrawLists {
+  std::vector<LogitAdjustment> adjustments;
+  std::vector<uint32_t> masks;
+  void clear() {
+    adjustments.clear();
+    masks.clear();
+  }
+};
 
 // Threads: the part that is a Sequence and `end` before the call runs are guarded by the engine's lock;
 // everything else belongs to the engine thread.
@@ -44,7 +57,7 @@ class Call : public Sequence {
   // outlives the call; `tokenizer` may be null.
   Call(GenerationRequest request, std::vector<PrefixCache::BlockHash> blocks,
        std::shared_ptr<GenerationImpl> generation, const Tokenizer* tokenizer,
-       std::span<const TokenId> eos_token_ids, Clock::time_point now);
+       std::span<const TokenId> eos_token_ids, int64_t vocab_size, Clock::time_point now);
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
 
@@ -60,7 +73,8 @@ class Call : public Sequence {
   }
 
   // The row that draws the next token from the logits of the step's token `token_row`, or looks at them only.
-  SampleRow DrawRow(int token_row) const;
+  // What it draws with goes to `lists`.
+  SampleRow DrawRow(int token_row, DrawLists& lists) const;
   // The row that scores the prompt's token `position` from the logits of the token before it.
   SampleRow ScoreRow(int token_row, int64_t position) const;
 
@@ -78,16 +92,33 @@ class Call : public Sequence {
   // One drawn token: adds it to the text, hands over what that releases, or sets `end`. False when the reader
   // lags.
   bool AddToken(const SampleResult& result, std::span<const TokenLogprob> top, Clock::time_point now);
+  // One token of first_draw_seeds, in their order; the last ends the call.
+  void AddFirstDraw(const SampleResult& result, std::span<const TokenLogprob> top);
+  // The call is let in and begins with its first_draw, which is added as AddToken would.
+  bool TakeFirstDraw(Clock::time_point now);
+  // Null: no constraint. Otherwise the mask of the next token, which is not `ready` until it has been
+  // computed.
+  const std::shared_ptr<ConstraintProgress>& constraint() const { return constraint_; }
+  // The mask is there, or the constraint has ended: `ready`, or `end`.
+  void TakeMask();
   // Whether there are new events for the reader since the last time.
   bool TakeHasNews() { return std::exchange(has_news_, false); }
   // The token to feed next in the recurrent form: the one drawn last, or the pending one at first.
   TokenId next_token() const { return next_token_; }
+  // Whether a token has been drawn: what it began with has been computed.
+  bool has_drawn() const { return completion_tokens_ > 0; }
   // Seconds between the last two tokens; none before the second.
   std::optional<double> token_gap_seconds() const { return token_gap_seconds_; }
 
+  // Sets `end`: its client has given it up.
+  void EndCancelled();
+  // Likewise: the scheduler has let go of it at `now`, for its deadline, its time budget or its slow reader.
+  void EndExpired(Clock::time_point now, const EngineOptions& options);
+
   // Whether its slot is to outlive it.
   bool keeps_slot() const {
-    return request_.keep_state && computed && end->outcome != EngineObserver::Outcome::kError;
+    return request_.keep_state && computed && end->outcome != EngineObserver::Outcome::kError &&
+           end->outcome != EngineObserver::Outcome::kUnsatisfiable;
   }
   // Sends the events of `end` and ends the generation. `state`: what its slot has become, if it keeps it.
   void Finish(Clock::time_point now, ResidentStatePtr state);
@@ -105,42 +136,62 @@ class Call : public Sequence {
     return computed ? slot.slot : StatePool::kZeroSlot;
   }
 
-  SlotHandle slot;          // written by each of its steps; slot.slot < 0: none
-  ResidentStatePtr base;    // what the next step reads in place of `slot`
-  bool computed = false;    // a step has written `slot`, or one that it had before
-  std::vector<Save> saves;  // at most two
-  size_t index = 0;         // in the engine's list
-  std::optional<End> end;   // set: the call leaves before the next step
+  SlotHandle slot;                       // written by each of its steps; slot.slot < 0: none
+  ResidentStatePtr base;                 // what the next step reads in place of `slot`
+  bool computed = false;                 // a step has written `slot`, or one that it had before
+  std::array<int64_t, 2> save_points{};  // where the prefix cache wants its prompt's states; 0: none
+  std::vector<Save> saves;               // at most two
+  size_t index = 0;                      // in the engine's list
+  std::optional<End> end;                // set: the call leaves before the next step
 
  private:
   void EndWell(FinishReason reason, EngineObserver::Outcome outcome) {
     end = End{absl::OkStatus(), outcome, reason};
   }
+  void HoldEcho();
+  // The echoed text that has not been sent yet, in front of `push`.
+  void PutEchoBefore(TextStream::Push& push);
+  // Of the next `tokens` tokens that leave, how many are echoed ones.
+  int64_t TakeEchoed(int64_t tokens);
+  void EndUndrawn();
   bool IsEos(TokenId token) const;
   bool IsStopToken(TokenId token) const;
+  // False, and `end` is set: the row had nothing to draw from.
+  bool CheckDraw(const SampleResult& result);
+  bool AddOutput(TokenOutput output, Clock::time_point now);
   TokenOutput MakeOutput(const SampleResult& result, std::span<const TokenLogprob> top) const;
   int64_t MicrosSinceSubmit(Clock::time_point now) const;
 
-  GenerationRequest request_;  // constant once constructed
+  GenerationRequest request_;  // constant once constructed, but for first_draw
   const std::vector<PrefixCache::BlockHash> blocks_;
   const std::shared_ptr<GenerationImpl> generation_;
   const std::span<const TokenId> eos_token_ids_;
   std::vector<TokenId> stop_token_ids_;  // sorted; stop strings that spell a control token included
   TextStream text_;
+  const int64_t vocab_size_;
+  std::optional<LogitAdjuster> adjuster_;
+  std::shared_ptr<ConstraintProgress> constraint_;
 
   bool begun_ = false;
   bool has_news_ = false;
+  bool text_ended_ = false;  // finished_ has the text's end
   int64_t cached_tokens_ = 0;
   int64_t completion_tokens_ = 0;
-  std::vector<TokenId> drawn_;  // with keep_state
+  std::vector<TokenId> drawn_;            // with keep_state
+  std::vector<TokenOutput> first_draws_;  // of first_draw_seeds
   TokenId next_token_ = -1;
-  std::vector<TokenOutput> held_;  // drawn, their text not released yet
+  std::vector<TokenOutput> held_;  // echoed and drawn, their text not released yet
+  TextStream::Push echo_;          // the prompt's text that the output begins with, until it is sent
+  int64_t echoed_left_ = 0;        // of its tokens, those in held_
   std::vector<TokenOutput> prompt_logprobs_;
   FinishedEvent finished_;  // gathers what the last token released and matched
   int64_t queue_us_ = 0, prefill_us_ = 0, first_token_us_ = 0;
   Clock::time_point last_token_;
   std::optional<double> token_gap_seconds_;
 };
+
+// All sequences of the engine's scheduler are calls.
+inline Call& AsCall(Sequence* sequence) { return static_cast<Call&>(*sequence); }
 
 }  // namespace efla
 

@@ -16,21 +16,18 @@
 #include "server/engine/call.h"
 #include "server/engine/delivery.h"
 #include "server/engine/generation_impl.h"
+#include "server/engine/pending_masks.h"
+#include "server/engine/prefill_rate.h"
 #include "server/engine/prefix_cache.h"
+#include "server/engine/request_check.h"
 #include "server/engine/resident_state.h"
 #include "server/engine/scheduler.h"
+#include "server/engine/step_rows.h"
 
 namespace efla {
 namespace {
 
 using Outcome = EngineObserver::Outcome;
-
-double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
-
-absl::Status AtLeast(const char* name, int64_t value, int64_t least) {
-  if (value >= least) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrFormat("%s is %d; the least is %d", name, value, least));
-}
 
 class EngineImpl final : public Engine, public GenerationOwner {
  public:
@@ -39,9 +36,11 @@ class EngineImpl final : public Engine, public GenerationOwner {
   ~EngineImpl() override;
 
   absl::StatusOr<std::shared_ptr<Generation>> Submit(GenerationRequest request, ReadyCallback ready) override;
+  absl::StatusOr<QueuePlacesPtr> Reserve(int requests, int64_t prompt_tokens) override;
   void Deliver(const std::shared_ptr<Generation>& generation) override;
   void Drain(std::chrono::milliseconds timeout) override;
   EngineStats stats() const override;
+  bool HoldsText(std::span<const TokenId> ids) const override;
   void Wake() override;
   absl::Status CopyOut(const ResidentState& state, std::span<std::byte> to) override;
   absl::StatusOr<ResidentStatePtr> CopyIn(std::span<const std::byte> from) override;
@@ -50,17 +49,19 @@ class EngineImpl final : public Engine, public GenerationOwner {
  private:
   // Any thread.
   Clock::time_point Now() const { return options_.now ? options_.now() : Clock::now(); }
-  absl::Status Check(const GenerationRequest& request) const;
-  absl::Status CheckStart(const GenerationRequest& request) const;
+  // With mutex_ held. `covered`: tokens of the call's prompt that may not have to be computed.
+  absl::Status CheckDeadline(const Call& call, int64_t covered, Clock::time_point now) const;
   bool UsesPrefixCache(const GenerationRequest& request) const;
   absl::StatusOr<std::shared_ptr<Generation>> Enqueue(GenerationRequest request, ReadyCallback ready,
                                                       Clock::time_point now);
   void OnCancel(GenerationImpl& generation) override;
   void OnCaughtUp(GenerationImpl& generation) override;
   void OnSlotFreed();
-  absl::StatusOr<SlotHandle> AcquireSlot();
+  class Places;
+  void GiveBack(const Places& places);
 
   // Engine thread, with mutex_ held.
+  void TakeMasks();
   void CollectEnded(Clock::time_point now);
   int AdmitWaiting();
   void Leave(Call& call);
@@ -70,19 +71,10 @@ class EngineImpl final : public Engine, public GenerationOwner {
   // Engine thread, without it.
   void Run();
   void FinishLeft();
-  void LookUpPrefixes();
+  bool BeginAdmitted(Clock::time_point now);
   bool GiveBackCached(int slots);
+  void PostReady(std::vector<std::shared_ptr<GenerationImpl>>& generations);
   void RunStep();
-  void BuildStep(Clock::time_point now);
-  void AddRecurrentRow(Call& call, Clock::time_point now);
-  void BeginCall(Call& call, Clock::time_point now);
-  void SaveState(Call& call, int64_t position);
-  void TakeResults(const StepOutput& output, Clock::time_point now);
-  void TakePromptEnd(Call& call, const StepOutput& output, size_t row, Clock::time_point now);
-  std::span<const TokenLogprob> TopOf(const StepOutput& output, size_t row) const {
-    return output.top.subspan(output.rows[row].top_begin, samples_[row].num_top);
-  }
-  void TakeDraw(Call& call, const StepOutput& output, size_t row, Clock::time_point now);
 
   Model& model_;
   StatePool& pool_;
@@ -105,28 +97,28 @@ class EngineImpl final : public Engine, public GenerationOwner {
   bool draining_ = false;
   bool cut_ = false;  // the drain's time is up
   bool healthy_ = true;
+  int open_places_ = 0;           // what Reserve gave and is still held
+  int keeping_states_ = 0;        // of these, those that may keep a state
   bool posting_ = false;          // ended calls have left calls_ and their end is not posted yet
   std::condition_variable wake_;  // something for the engine thread to do
   std::condition_variable idle_;  // calls_ became empty and everything is posted
 
   std::atomic<uint64_t> steps_{0};
+  PrefillRate prefill_rate_;
   std::atomic<Clock::rep> last_step_;  // Clock::time_point of the last step's results
 
   // Engine thread only; vectors are reused from step to step.
   std::vector<std::unique_ptr<Call>> left_;  // out of calls_, to be finished
-  std::vector<Call*> due_;                   // their end was decided by the last step
-  std::vector<Call*> lagging_;               // to be parked
+  StepEffects effects_;                      // of the last step, until they have been seen to
   std::vector<std::shared_ptr<GenerationImpl>> ready_;
   std::vector<Sequence*> admitted_, expired_;
   std::vector<SlotHandle> free_slots_;  // taken for those about to be admitted
   StepPlan plan_;
-  std::vector<TokenId> tokens_;
-  std::vector<int32_t> read_slots_, write_slots_;  // of the recurrent rows
-  std::vector<Segment> segments_;
-  std::vector<SampleRow> samples_;
   Clock::time_point busy_since_;  // the engine's own work since then
 
   Delivery delivery_;
+  PendingMasks masks_;
+  StepRows rows_;
   std::thread thread_;
 };
 
@@ -138,13 +130,6 @@ Scheduler::Options SchedulerOptions(const EngineOptions& options, int max_runnin
           .max_queued_tokens = options.max_queued_tokens};
 }
 
-// Every prompt token but the last is followed by one that can be scored.
-int NumScores(const StepPlan::Piece& piece) {
-  return piece.sequence->scores_prompt ? piece.num_tokens - (piece.last() ? 1 : 0) : 0;
-}
-
-Call& AsCall(Sequence* sequence) { return static_cast<Call&>(*sequence); }
-
 EngineImpl::EngineImpl(Model& model, StatePool& pool, const Tokenizer* tokenizer,
                        const EngineOptions& options, EngineObserver* observer, int max_running)
     : model_(model),
@@ -155,7 +140,13 @@ EngineImpl::EngineImpl(Model& model, StatePool& pool, const Tokenizer* tokenizer
       eos_token_ids_(model.config().eos_token_ids),
       cache_(options.prefix_cache_slots),
       scheduler_(SchedulerOptions(options, max_running, model.limits().max_samples)),
-      last_step_(Now().time_since_epoch().count()) {
+      last_step_(Now().time_since_epoch().count()),
+      masks_(mutex_,
+             [this] {
+               changed_ = true;
+               wake_.notify_one();
+             }),
+      rows_(pool, cache_, masks_, observer) {
   eos_token_ids_.insert(eos_token_ids_.end(), options.eos_token_ids.begin(), options.eos_token_ids.end());
   std::sort(eos_token_ids_.begin(), eos_token_ids_.end());
   pool_.SetFreedCallback([this] { OnSlotFreed(); });
@@ -172,73 +163,41 @@ EngineImpl::~EngineImpl() {
   pool_.SetFreedCallback(nullptr);
 }
 
+// Of Reserve.
+class EngineImpl::Places final : public QueuePlaces {
+ public:
+  Places(EngineImpl& engine, int requests, int64_t tokens, bool keeps_state)
+      : keeps_state_(keeps_state), requests_(requests), tokens_(tokens), engine_(engine) {}
+  ~Places() override { engine_.GiveBack(*this); }
+  bool may_keep_state() const override { return keeps_state_; }
+
+  // With the engine's lock held.
+  int requests() const { return requests_; }
+  int64_t tokens() const { return tokens_; }
+  void Take(Call& call) {
+    engine_.scheduler_.EnqueueReserved(call);
+    const int requests = std::min(requests_, 1);
+    // The last one takes what the others have left.
+    const int64_t tokens =
+        requests_ <= 1 ? tokens_ : std::min(tokens_, call.prompt_tokens - call.prompt_done);
+    engine_.scheduler_.Release(requests, tokens);
+    requests_ -= requests;
+    tokens_ -= tokens;
+  }
+
+ private:
+  const bool keeps_state_;
+  int requests_;    // not submitted yet
+  int64_t tokens_;  // theirs
+  EngineImpl& engine_;
+};
+
 // ---- Any thread ----
 
-absl::Status EngineImpl::Check(const GenerationRequest& request) const {
-  const int64_t vocab_size = model_.config().vocab_size;
-  const int64_t prompt_tokens = static_cast<int64_t>(request.prompt.size());
-  if (absl::Status status = CheckStart(request); !status.ok()) return status;
-  if (prompt_tokens == 0 && !request.pending_token) {
-    return absl::InvalidArgumentError("the prompt is empty; it needs at least 1 token");
-  }
-  if (prompt_tokens > options_.max_prompt_tokens) {
-    return absl::InvalidArgumentError(absl::StrFormat("the prompt has %d tokens; the limit is %d",
-                                                      prompt_tokens, options_.max_prompt_tokens));
-  }
-  for (int64_t i = 0; i < prompt_tokens; ++i) {
-    if (request.prompt[i] < 0 || request.prompt[i] >= vocab_size) {
-      return absl::InvalidArgumentError(absl::StrFormat("token %d of the prompt is %d; ids are 0 to %d", i,
-                                                        request.prompt[i], vocab_size - 1));
-    }
-  }
-  if (absl::Status status = request.sampling.Validate(); !status.ok()) return status;
-  if (absl::Status status = request.stopping.Validate(vocab_size); !status.ok()) return status;
-  if (request.stopping.max_tokens > options_.max_new_tokens) {
-    return absl::InvalidArgumentError(absl::StrFormat("max_tokens is %d; the limit is %d",
-                                                      request.stopping.max_tokens, options_.max_new_tokens));
-  }
-  if (tokenizer_ == nullptr && !request.stopping.stop.empty()) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "%d stop strings are given, but the model has no tokenizer and so no text; use stop_token_ids",
-        request.stopping.stop.size()));
-  }
-  const int64_t most_top = std::min<int64_t>(kMaxTopLogprobs, vocab_size);
-  if (request.top_logprobs < 0 || request.top_logprobs > most_top) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("top_logprobs is %d; it must be 0 to %d", request.top_logprobs, most_top));
-  }
-  if (request.top_logprobs > 0 && !request.logprobs && !request.prompt_logprobs) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("top_logprobs is %d, but no log-probabilities are asked for", request.top_logprobs));
-  }
-  if (request.time_budget && request.time_budget->count() <= 0) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("time_budget is %d us; it must be above 0", request.time_budget->count()));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status EngineImpl::CheckStart(const GenerationRequest& request) const {
-  const int64_t vocab_size = model_.config().vocab_size;
-  if (request.pending_token && request.start == nullptr) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "pending token %d is given without the state that it follows", *request.pending_token));
-  }
-  if (request.pending_token && (*request.pending_token < 0 || *request.pending_token >= vocab_size)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("the pending token is %d; ids are 0 to %d", *request.pending_token, vocab_size - 1));
-  }
-  if (request.start == nullptr) return absl::OkStatus();
-  const SlotHandle slot = request.start->slot();
-  if (!request.start->IsIn(pool_)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("the state to start from lies in slot %d of another pool", slot.slot));
-  }
-  if (!pool_.IsLive(slot)) {
-    return absl::InvalidArgumentError(
-        absl::StrFormat("the state to start from was in slot %d, which has been freed", slot.slot));
-  }
-  return absl::OkStatus();
+absl::Status EngineImpl::CheckDeadline(const Call& call, int64_t covered, Clock::time_point now) const {
+  if (!call.request().deadline || !prefill_rate_.is_known()) return absl::OkStatus();
+  return prefill_rate_.CheckDeadline(call.prompt_tokens - covered, scheduler_.TokensAhead(call),
+                                     *call.request().deadline - now);
 }
 
 bool EngineImpl::UsesPrefixCache(const GenerationRequest& request) const {
@@ -249,28 +208,44 @@ absl::StatusOr<std::shared_ptr<Generation>> EngineImpl::Submit(GenerationRequest
                                                                ReadyCallback ready) {
   const Clock::time_point now = Now();
   const Usage usage{.prompt_tokens = static_cast<int64_t>(request.prompt.size())};
+  const bool is_counted = observer_ != nullptr && !request.is_part;
   absl::StatusOr<std::shared_ptr<Generation>> generation = Enqueue(std::move(request), std::move(ready), now);
-  if (!generation.ok() && observer_ != nullptr) observer_->OnEnd(Outcome::kRejected, usage, Timing{});
+  if (!generation.ok() && is_counted) observer_->OnEnd(Outcome::kRejected, usage, Timing{});
   return generation;
 }
 
 absl::StatusOr<std::shared_ptr<Generation>> EngineImpl::Enqueue(GenerationRequest request,
                                                                 ReadyCallback ready, Clock::time_point now) {
-  if (absl::Status status = Check(request); !status.ok()) return status;
+  if (absl::Status status =
+          CheckRequest(request, options_, model_.config().vocab_size, tokenizer_ != nullptr, pool_);
+      !status.ok()) {
+    return status;
+  }
   if (request.deadline && *request.deadline <= now) {
     return absl::DeadlineExceededError("the deadline had passed before the request was queued");
   }
-  auto generation = std::make_shared<GenerationImpl>(*this, static_cast<int64_t>(request.prompt.size()),
-                                                     options_.max_undelivered_tokens, std::move(ready));
+  const QueuePlacesPtr places = std::move(request.places);
+  auto generation = std::make_shared<GenerationImpl>(
+      *this, static_cast<int64_t>(request.prompt.size()),
+      options_.max_undelivered_tokens + static_cast<int>(request.echo_tokens), std::move(ready));
   std::vector<PrefixCache::BlockHash> blocks;
   if (UsesPrefixCache(request)) blocks = PrefixCache::Hash(request.prompt, request.prefix_cache_salt);
+  const int64_t covered = cache_.MayCover(blocks) + request.prompt_in_start;
+  const Clock::time_point arrived = request.arrived.value_or(now);
   auto call = std::make_unique<Call>(std::move(request), std::move(blocks), generation, tokenizer_,
-                                     eos_token_ids_, now);
+                                     eos_token_ids_, model_.config().vocab_size, arrived);
   {
     const std::lock_guard lock(mutex_);
     if (!healthy_) return absl::UnavailableError("the device has failed; the server must be restarted");
-    if (draining_ || stopping_) return absl::UnavailableError("the server is shutting down");
-    if (absl::Status status = scheduler_.Enqueue(*call); !status.ok()) return status;
+    if ((draining_ && places == nullptr) || cut_ || stopping_) {
+      return absl::UnavailableError("the server is shutting down");
+    }
+    if (absl::Status status = CheckDeadline(*call, covered, now); !status.ok()) return status;
+    if (places != nullptr) {
+      static_cast<Places&>(*places).Take(*call);
+    } else if (absl::Status status = scheduler_.Enqueue(*call); !status.ok()) {
+      return status;
+    }
     generation->call = call.get();
     call->index = calls_.size();
     calls_.push_back(std::move(call));
@@ -280,8 +255,34 @@ absl::StatusOr<std::shared_ptr<Generation>> EngineImpl::Enqueue(GenerationReques
   return generation;
 }
 
+absl::StatusOr<QueuePlacesPtr> EngineImpl::Reserve(int requests, int64_t prompt_tokens) {
+  EFLA_CHECK(requests >= 0 && prompt_tokens >= 0);
+  constexpr int kKeptShare = 4;  // sessions may take a half: a quarter of the slots is left to run in
+  const std::lock_guard lock(mutex_);
+  if (!healthy_) return absl::UnavailableError("the device has failed; the server must be restarted");
+  if (draining_ || stopping_) return absl::UnavailableError("the server is shutting down");
+  if (absl::Status status = scheduler_.Reserve(requests, prompt_tokens); !status.ok()) return status;
+  const bool keeps_state = keeping_states_ < pool_.counts().total / kKeptShare;
+  keeping_states_ += keeps_state ? 1 : 0;
+  ++open_places_;
+  return QueuePlacesPtr(std::make_shared<Places>(*this, requests, prompt_tokens, keeps_state));
+}
+
+void EngineImpl::GiveBack(const Places& places) {
+  const std::lock_guard lock(mutex_);
+  scheduler_.Release(places.requests(), places.tokens());
+  keeping_states_ -= places.may_keep_state() ? 1 : 0;
+  --open_places_;
+  idle_.notify_all();
+}
+
 void EngineImpl::Deliver(const std::shared_ptr<Generation>& generation) {
   delivery_.Enqueue(std::static_pointer_cast<GenerationImpl>(generation));
+}
+
+bool EngineImpl::HoldsText(std::span<const TokenId> ids) const {
+  return tokenizer_ == nullptr ||
+         std::any_of(ids.begin(), ids.end(), [this](TokenId id) { return !tokenizer_->is_control(id); });
 }
 
 void EngineImpl::OnCancel(GenerationImpl& generation) {
@@ -315,12 +316,6 @@ void EngineImpl::OnSlotFreed() {
   wake_.notify_one();
 }
 
-absl::StatusOr<SlotHandle> EngineImpl::AcquireSlot() {
-  absl::StatusOr<SlotHandle> slot = pool_.Acquire();
-  while (!slot.ok() && cache_.GiveBack()) slot = pool_.Acquire();
-  return slot;
-}
-
 absl::Status EngineImpl::CopyOut(const ResidentState& state, std::span<std::byte> to) {
   const int64_t bytes = pool_.layout().state_bytes();
   if (static_cast<int64_t>(to.size()) != bytes) {
@@ -340,7 +335,7 @@ absl::StatusOr<ResidentStatePtr> EngineImpl::CopyIn(std::span<const std::byte> f
     return absl::InvalidArgumentError(
         absl::StrFormat("a state of %d bytes is given; the model's have %d", from.size(), bytes));
   }
-  const absl::StatusOr<SlotHandle> slot = AcquireSlot();
+  const absl::StatusOr<SlotHandle> slot = cache_.AcquireSlot(pool_);
   if (!slot.ok()) return slot.status();
   auto state = std::make_shared<const ResidentState>(pool_, *slot);
   if (absl::Status status = pool_.CopyIn(*slot, from); !status.ok()) return status;
@@ -355,7 +350,7 @@ void EngineImpl::SetSlotShortageCallback(std::function<void(int wanted)> callbac
 void EngineImpl::Drain(std::chrono::milliseconds timeout) {
   std::unique_lock lock(mutex_);
   draining_ = true;
-  const auto idle = [this] { return calls_.empty() && !posting_; };
+  const auto idle = [this] { return calls_.empty() && !posting_ && open_places_ == 0; };
   if (idle_.wait_for(lock, timeout, idle)) return;
   cut_ = changed_ = true;
   wake_.notify_one();
@@ -375,7 +370,7 @@ EngineStats EngineImpl::stats() const {
   stats.seconds_since_step =
       Seconds(now - Clock::time_point(Clock::duration(last_step_.load(std::memory_order_relaxed))));
   const std::lock_guard lock(mutex_);
-  stats.waiting = scheduler_.waiting();
+  stats.waiting = scheduler_.waiting() + scheduler_.reserved();
   stats.running = scheduler_.running();
   stats.parked = scheduler_.parked();
   stats.queued_prompt_tokens = scheduler_.queued_tokens();
@@ -392,6 +387,7 @@ EngineStats EngineImpl::stats() const {
 void EngineImpl::Leave(Call& call) {
   scheduler_.Remove(call);
   call.generation()->call = nullptr;
+  if (call.constraint() != nullptr) call.constraint()->call = nullptr;
   const size_t index = call.index;
   left_.push_back(std::move(calls_[index]));
   if (index + 1 != calls_.size()) {
@@ -410,21 +406,30 @@ void EngineImpl::LeaveAll(const absl::Status& status, Outcome outcome) {
   }
 }
 
+void EngineImpl::TakeMasks() {
+  masks_.TakeDone([this](ConstraintProgress& progress) {
+    if (progress.call == nullptr) return;
+    Call& call = *progress.call;
+    call.TakeMask();
+    if (call.end) Leave(call);
+  });
+}
+
 // Takes out of calls_ what has ended: by its last token, cancelled, expired, or all at a shutdown.
 void EngineImpl::CollectEnded(Clock::time_point now) {
-  for (Call* call : lagging_) {
+  for (Call* call : effects_.lagging) {
     if (!call->end) scheduler_.Park(*call, now + options_.slow_reader_timeout);
   }
-  lagging_.clear();
-  for (Call* call : due_) Leave(*call);
-  due_.clear();
+  effects_.lagging.clear();
+  for (Call* call : effects_.ended) Leave(*call);
+  effects_.ended.clear();
+  TakeMasks();
 
   if (std::exchange(attention_, false)) {
     for (size_t i = 0; i < calls_.size();) {
       Call& call = *calls_[i];
       if (call.generation()->cancelled()) {
-        call.end =
-            Call::End{absl::CancelledError("the call was cancelled"), Outcome::kCancelled, std::nullopt};
+        call.EndCancelled();
         Leave(call);  // another call takes its index
         continue;
       }
@@ -437,19 +442,7 @@ void EngineImpl::CollectEnded(Clock::time_point now) {
   scheduler_.TakeExpired(now, expired_);
   for (Sequence* sequence : expired_) {
     Call& call = AsCall(sequence);
-    if (call.request().deadline && *call.request().deadline <= now) {
-      call.end = Call::End{absl::DeadlineExceededError(absl::StrFormat(
-                               "the deadline passed after %d of %d tokens", call.usage().completion_tokens,
-                               call.request().stopping.max_tokens)),
-                           Outcome::kDeadline, std::nullopt};
-    } else if (call.expires <= now) {
-      call.end = Call::End{absl::OkStatus(), Outcome::kLength, FinishReason::kTimeBudget};
-    } else {
-      call.end = Call::End{absl::ResourceExhaustedError(absl::StrFormat(
-                               "more than %d tokens waited to be read for longer than %d ms",
-                               options_.max_undelivered_tokens, options_.slow_reader_timeout.count())),
-                           Outcome::kCancelled, std::nullopt};
-    }
+    call.EndExpired(now, options_);
     Leave(call);
   }
   if (stopping_ || cut_) {
@@ -494,7 +487,8 @@ void EngineImpl::Run() {
     int missing_slots = 0;
     admitted_.clear();
     {
-      const std::lock_guard lock(mutex_);
+      std::unique_lock lock(mutex_);
+      masks_.Await(lock, wake_);
       changed_ = false;
       CollectEnded(now);
       if (left_.empty()) {
@@ -510,7 +504,7 @@ void EngineImpl::Run() {
       FinishLeft();
       continue;
     }
-    LookUpPrefixes();
+    if (!BeginAdmitted(now)) continue;
     if (missing_slots > 0 && GiveBackCached(missing_slots)) continue;
     {
       std::unique_lock lock(mutex_);
@@ -525,17 +519,25 @@ void EngineImpl::Run() {
   }
 }
 
-// What the newly admitted need not compute.
-void EngineImpl::LookUpPrefixes() {
+// Looks up what the newly admitted need not compute. False: some of them must not enter a step as they are,
+// as their first draw has ended them or their readers lag.
+bool EngineImpl::BeginAdmitted(Clock::time_point now) {
   for (Sequence* sequence : admitted_) {
     Call& call = AsCall(sequence);
+    if (call.request().first_draw) {
+      rows_.TakeFirstDraw(call, now, effects_);
+      continue;
+    }
+    if (call.constraint() != nullptr) masks_.Post(call.constraint());
     if (call.blocks().empty()) continue;
     // Scores are wanted of all positions, so all must be computed.
     PrefixCache::Plan found = cache_.Look(call.blocks(), /*use=*/!call.request().prompt_logprobs);
     call.base = std::move(found.state);
-    call.cuts = found.saves;
+    call.save_points = found.saves;
     if (found.position > 0) call.SkipCached(found.position);
   }
+  PostReady(effects_.news);
+  return effects_.ended.empty() && effects_.lagging.empty();
 }
 
 // Gives waiting requests slots of the prefix cache; false when it has none to give, and tells who may have
@@ -558,38 +560,42 @@ void EngineImpl::FinishLeft() {
   for (const std::unique_ptr<Call>& call : left_) {
     ResidentStatePtr state;
     if (call->keeps_slot()) state = std::make_shared<const ResidentState>(pool_, call->slot);
-    if (observer_ != nullptr) observer_->OnEnd(call->end->outcome, call->usage(), call->TimingAt(now));
+    if (observer_ != nullptr && !call->request().is_part) {
+      observer_->OnEnd(call->end->outcome, call->usage(), call->TimingAt(now));
+    }
     call->Finish(now, std::move(state));
     ready_.push_back(call->generation());
   }
   left_.clear();
-  delivery_.Enqueue(ready_);
-  ready_.clear();
+  PostReady(ready_);
+}
+
+void EngineImpl::PostReady(std::vector<std::shared_ptr<GenerationImpl>>& generations) {
+  delivery_.Enqueue(generations);
+  generations.clear();
 }
 
 void EngineImpl::RunStep() {
   const Clock::time_point start = Now();
-  BuildStep(start);
+  rows_.Build(plan_, /*may_save=*/!starved_.load(), start, ready_);
+  PostReady(ready_);
   const Clock::time_point submitted = Now();
-  model_.Submit({.tokens = tokens_,
-                 .num_decode = static_cast<int>(write_slots_.size()),
-                 .decode_read_slot = read_slots_,
-                 .decode_write_slot = write_slots_,
-                 .segments = segments_,
-                 .samples = samples_},
-                pool_);
+  model_.Submit(rows_.input(), pool_);
   const absl::StatusOr<StepOutput> output = model_.Wait();
   const Clock::time_point now = Now();
+  rows_.Finish();
   last_step_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   steps_.fetch_add(1, std::memory_order_relaxed);
   if (observer_ != nullptr) {
-    observer_->OnStep({.decode_rows = static_cast<int>(write_slots_.size()),
+    observer_->OnStep({.decode_rows = rows_.decode_rows(),
                        .prefill_tokens = plan_.prefill_tokens,
-                       .sample_rows = static_cast<int>(samples_.size()),
+                       .sample_rows = rows_.sample_rows(),
                        .seconds = Seconds(now - submitted),
                        .host_seconds = Seconds(submitted - busy_since_)});
   }
+  prefill_rate_.Note(plan_.prefill_tokens, now - start);
   busy_since_ = now;
+  masks_.NoteStep(now - submitted);
   if (!output.ok()) {
     const std::lock_guard lock(mutex_);
     healthy_ = false;
@@ -598,161 +604,11 @@ void EngineImpl::RunStep() {
         Outcome::kError);
     return;  // Run finishes them
   }
-  TakeResults(*output, now);
-}
-
-void EngineImpl::BeginCall(Call& call, Clock::time_point now) {
-  if (call.begun()) return;
-  call.Begin(now);
-  ready_.push_back(call.generation());
-}
-
-void EngineImpl::AddRecurrentRow(Call& call, Clock::time_point now) {
-  tokens_.push_back(call.next_token());
-  read_slots_.push_back(call.read_slot());
-  write_slots_.push_back(call.slot.slot);
-  BeginCall(call, now);
-}
-
-// The state that the call's prompt has reached goes to the prefix cache, to be published when it has proved
-// good, and the call goes on in another slot. Nothing is kept when there is none, or when requests wait for
-// one.
-void EngineImpl::SaveState(Call& call, int64_t position) {
-  if (!call.computed || starved_.load()) return;
-  const absl::StatusOr<SlotHandle> next = AcquireSlot();
-  if (!next.ok()) return;
-  EFLA_CHECK(!pool_.IsShared(call.slot));
-  call.base = std::make_shared<const ResidentState>(pool_, std::exchange(call.slot, *next));
-  if (const uint64_t id = cache_.Add(call.block_before(position), position, call.base); id != 0) {
-    call.saves.push_back({position, id});
-  }
-}
-
-void EngineImpl::BuildStep(Clock::time_point now) {
-  tokens_.clear();
-  read_slots_.clear();
-  write_slots_.clear();
-  segments_.clear();
-  samples_.clear();
-  for (Sequence* sequence : plan_.decode) {
-    Call& call = AsCall(sequence);
-    samples_.push_back(call.DrawRow(static_cast<int>(tokens_.size())));
-    AddRecurrentRow(call, now);
-  }
-  for (Sequence* sequence : plan_.pending) AddRecurrentRow(AsCall(sequence), now);
-  for (const StepPlan::Piece& piece : plan_.prefill) {
-    Call& call = AsCall(piece.sequence);
-    const std::vector<TokenId>& prompt = call.request().prompt;
-    const int first_row = static_cast<int>(tokens_.size());
-    if (piece.begin > 0 && std::find(call.cuts.begin(), call.cuts.end(), piece.begin) != call.cuts.end()) {
-      SaveState(call, piece.begin);
-    }
-    segments_.push_back({.token_begin = first_row,
-                         .num_tokens = piece.num_tokens,
-                         .read_slot = call.read_slot(),
-                         .write_slot = call.slot.slot});
-    tokens_.insert(tokens_.end(), prompt.begin() + piece.begin,
-                   prompt.begin() + piece.begin + piece.num_tokens);
-    for (int i = 0, scores = NumScores(piece); i < scores; ++i) {
-      samples_.push_back(call.ScoreRow(first_row + i, piece.begin + i + 1));
-    }
-    if (piece.last() && call.draws) samples_.push_back(call.DrawRow(first_row + piece.num_tokens - 1));
-    BeginCall(call, now);
-  }
-  EFLA_CHECK(static_cast<int>(samples_.size()) == plan_.sample_rows);
-  delivery_.Enqueue(ready_);
-  ready_.clear();
-}
-
-void EngineImpl::TakeDraw(Call& call, const StepOutput& output, size_t row, Clock::time_point now) {
-  const SampleResult& result = output.rows[row];
-  if (!call.AddToken(result, TopOf(output, row), now)) lagging_.push_back(&call);
-  if (observer_ == nullptr || !result.finite) return;
-  if (const std::optional<double> gap = call.token_gap_seconds()) {
-    observer_->OnTokenGap(*gap);
-  } else {
-    observer_->OnFirstToken(Seconds(now - call.submitted));
-  }
-}
-
-// The last token before the first draw has been computed; `row` is its row, if the call draws.
-void EngineImpl::TakePromptEnd(Call& call, const StepOutput& output, size_t row, Clock::time_point now) {
-  if (call.draws && !call.wants_tokens()) call.AddCheck(output.rows[row]);
-  // Finite logits came from finite states, those of the prompt's beginning too: what is not finite stays so.
-  if (call.draws && !call.end && output.rows[row].finite && !call.generation()->cancelled()) {
-    for (const Call::Save& save : call.saves) cache_.Publish(call.block_before(save.position), save.id);
-  }
-  if (!call.end) call.AddPromptPiece(now);
-  if (!call.end) TakeDraw(call, output, row, now);
-}
-
-// The rows come in BuildStep's order. Text and stop strings are matched here, while the device has nothing to
-// do: a token's successor cannot be computed before it is known whether there is one.
-void EngineImpl::TakeResults(const StepOutput& output, Clock::time_point now) {
-  const auto settle = [this](Call& call) {
-    call.base = nullptr;
-    call.computed = true;
-    if (call.end) {
-      due_.push_back(&call);
-    } else if (call.TakeHasNews()) {
-      ready_.push_back(call.generation());
-    }
-  };
-  size_t row = 0;
-  for (Sequence* sequence : plan_.decode) {
-    Call& call = AsCall(sequence);
-    if (call.computed) {
-      TakeDraw(call, output, row++, now);
-    } else {
-      TakePromptEnd(call, output, row++, now);  // its pending token, and there was no prompt
-    }
-    settle(call);
-  }
-  for (Sequence* sequence : plan_.pending) {
-    Call& call = AsCall(sequence);
-    if (call.prompt_tokens == 0) call.AddPromptPiece(now);  // nothing is drawn either: that was all
-    settle(call);
-  }
-  for (const StepPlan::Piece& piece : plan_.prefill) {
-    Call& call = AsCall(piece.sequence);
-    for (int i = NumScores(piece); i > 0; --i, ++row) call.AddScore(output.rows[row], TopOf(output, row));
-    if (piece.last()) {
-      TakePromptEnd(call, output, row, now);
-      row += call.draws ? 1 : 0;
-    } else if (!call.end) {
-      call.AddPromptPiece(now);
-    }
-    settle(call);
-  }
-  delivery_.Enqueue(ready_);
-  ready_.clear();
+  rows_.TakeResults(*output, now, effects_);
+  PostReady(effects_.news);
 }
 
 }  // namespace
-
-absl::Status EngineOptions::Validate() const {
-  if (max_batch_tokens < kChunkTokens || max_batch_tokens % kChunkTokens != 0) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "max_batch_tokens is %d; it must be a positive multiple of %d", max_batch_tokens, kChunkTokens));
-  }
-  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"max_running", max_running},
-                                    {"max_queue", max_queue},
-                                    {"max_prompt_tokens", max_prompt_tokens},
-                                    {"max_queued_tokens", max_queued_tokens},
-                                    {"max_undelivered_tokens", max_undelivered_tokens}}) {
-    if (absl::Status status = AtLeast(name, value, 1); !status.ok()) return status;
-  }
-  for (const auto& [name, value] : {std::pair<const char*, int64_t>{"max_new_tokens", max_new_tokens},
-                                    {"prefix_cache_slots", prefix_cache_slots}}) {
-    if (absl::Status status = AtLeast(name, value, 0); !status.ok()) return status;
-  }
-  return AtLeast("slow_reader_timeout in ms", slow_reader_timeout.count(), 0);
-}
-
-ModelLimits EngineOptions::RequiredLimits() const {
-  const int most = std::max(max_batch_tokens, max_running + kChunkTokens);
-  return {.max_tokens = most, .max_decode = max_running, .max_samples = most};
-}
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Start(Model& model, StatePool& pool,
                                                       const Tokenizer* tokenizer,

@@ -47,10 +47,20 @@ struct EngineOptions {
 // that called Submit; must be quick and must not call back into the engine.
 class EngineObserver {
  public:
-  // kStop: an end token, stop token or stop string; kLength: max_tokens or the time budget; kCancelled: by
-  // its client, or since its reader was too slow for too long; kRejected: Submit returned an error,
-  // whichever; kUnavailable: cut by a shutdown; kError: the device failed or the logits were not finite.
-  enum class Outcome { kStop, kLength, kCancelled, kDeadline, kRejected, kUnavailable, kError };
+  // kStop: an end token, stop token or stop string, or a constraint's end; kLength: max_tokens or the time
+  // budget; kCancelled: by its client, or since its reader was too slow for too long; kRejected: Submit
+  // returned an error, whichever; kUnavailable: cut by a shutdown; kError: the device failed or the logits
+  // were not finite; kUnsatisfiable: bans and constraint left no token to draw.
+  enum class Outcome {
+    kStop,
+    kLength,
+    kCancelled,
+    kDeadline,
+    kRejected,
+    kUnavailable,
+    kError,
+    kUnsatisfiable
+  };
   struct Step {
     int decode_rows = 0, prefill_tokens = 0, sample_rows = 0;
     double seconds = 0;       // submit to results
@@ -60,8 +70,8 @@ class EngineObserver {
   virtual void OnStep(const Step& step) {}
   virtual void OnFirstToken(double seconds_since_submit) {}
   virtual void OnTokenGap(double seconds) {}
-  // Exactly one for each request that reached Submit, refused ones (kRejected) included, and before its end
-  // can be taken.
+  // Exactly one for each request that reached Submit, refused ones (kRejected) included and parts of a call
+  // left out, and before its end can be taken.
   virtual void OnEnd(Outcome outcome, const Usage& usage, const Timing& timing) {}
 };
 
@@ -93,23 +103,30 @@ class Engine {
   virtual ~Engine() = default;
 
   // Any thread; never blocks on the device. Checks the request (INVALID_ARGUMENT), then admits it to the
-  // queue: RESOURCE_EXHAUSTED when the queue is full, DEADLINE_EXCEEDED when the deadline has passed,
-  // UNAVAILABLE when draining or unhealthy. `ready` may be called from the delivery thread before Submit has
-  // returned; it is dropped without a call when Submit fails, and after its last call otherwise.
+  // queue: RESOURCE_EXHAUSTED when the queue is full, DEADLINE_EXCEEDED when the deadline has passed or will
+  // have before the prompts ahead and this one can be computed at the best speed of late, UNAVAILABLE when
+  // draining or unhealthy. `ready` may be called from the delivery thread before Submit has returned; it is
+  // dropped without a call when Submit fails, and after its last call otherwise.
   //
   // A generation ends by the first of: an end token of the model (unless ignore_eos), a stop token or a stop
-  // string that spells exactly one control token (kStopToken), a stop string in the text, max_tokens, the
-  // time budget. The end or stop token counts in the usage and is among the finished event's tokens; it adds
-  // to the text only without skip_special_tokens.
+  // string that spells exactly one control token (kStopToken), a stop string in the text, the end of its
+  // constraint, max_tokens, the time budget. The end or stop token counts in the usage and is among the
+  // finished event's tokens; it adds to the text only without skip_special_tokens.
   virtual absl::StatusOr<std::shared_ptr<Generation>> Submit(GenerationRequest request,
                                                              ReadyCallback ready) = 0;
+  // Any thread. Keeps places in the queue for `requests` (>= 0) requests with GenerationRequest::places, of
+  // `prompt_tokens` altogether: they count as waiting from now on, until each is submitted.
+  // RESOURCE_EXHAUSTED when the queue has not so many left, UNAVAILABLE when draining or unhealthy.
+  virtual absl::StatusOr<QueuePlacesPtr> Reserve(int requests, int64_t prompt_tokens) = 0;
   // Any thread. Runs `ready` again on the delivery thread: a writer that was busy is free again.
   virtual void Deliver(const std::shared_ptr<Generation>& generation) = 0;
 
-  // Any thread. Refuses new requests and waits until the admitted ones, queued ones included, have ended or
-  // `timeout` has passed, then ends the rest with UNAVAILABLE.
+  // Any thread. Refuses new requests and waits until the admitted ones, queued ones and those that have
+  // places kept included, have ended or `timeout` has passed, then ends the rest with UNAVAILABLE.
   virtual void Drain(std::chrono::milliseconds timeout) = 0;
   virtual EngineStats stats() const = 0;
+  // Any thread. Whether the ids have text, which what follows them goes on.
+  virtual bool HoldsText(std::span<const TokenId> ids) const = 0;
   // Any thread. Has the engine look at its clock and at the pool.
   virtual void Wake() = 0;
 

@@ -13,12 +13,33 @@
 
 #include "absl/status/status.h"
 #include "kernels/types.h"
+#include "model/constraint/constraint.h"
 #include "model/sampling.h"
 #include "server/engine/resident_state.h"
 
 namespace efla {
 
 using Clock = std::chrono::steady_clock;
+inline double Seconds(Clock::duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+// Places in the queue that are kept for requests which come later (Engine::Reserve), given back when the last
+// reference goes. Must not outlive the engine.
+class QueuePlaces {
+ public:
+  virtual ~QueuePlaces() = default;
+  // Whether a state may be kept for the requests to start from: states that wait for their requests to run
+  // have a share of the pool only, or none would be left to run in.
+  virtual bool may_keep_state() const = 0;
+};
+using QueuePlacesPtr = std::shared_ptr<QueuePlaces>;
+
+inline constexpr int kLowestPriority = -8, kHighestPriority = 8;
+
+struct TokenOutput {
+  TokenId token = 0;
+  float logprob = 0;                           // natural log, the model's own distribution
+  std::vector<std::pair<TokenId, float>> top;  // best first
+};
 
 // What the engine is asked to do. Everything in it has been validated against the model by
 // Engine::Submit's checks; the prompt holds ids only.
@@ -29,8 +50,18 @@ struct GenerationRequest {
   // Drawn by an earlier call on `start` and not fed yet: fed first, in the recurrent form. Needs `start`.
   std::optional<TokenId> pending_token;
   // Taken as it is, in the chunkwise form; its chunk grid begins with its first token. May be empty only with
-  // a pending token, whose logits then give the first draw.
+  // a pending token, whose logits then give the first draw, or with `first_draw`.
   std::vector<TokenId> prompt;
+  // Of the prompt's first tokens, as many `start` holds already: a multiple of kChunkTokens below the
+  // prompt's length, or all of them with `first_draw`.
+  int64_t prompt_in_start = 0;
+  // Given: the call draws its first token once for each of these seeds, all from the logits of the prompt's
+  // last token, and nothing after that (kMaxTokens); FinalState::first_draws has them. At most kChunkTokens.
+  // With keep_state, max_tokens above 0 and a prompt that is not scored.
+  std::vector<uint64_t> first_draw_seeds;
+  // What such a call, with the same sampling, stopping and constraint, drew from `start`: taken as this
+  // call's first token. The prompt needs no tokens then, and what it has lies in `start`; no pending token.
+  std::optional<TokenOutput> first_draw;
   bool continues_text = false;  // `start` holds text: the output keeps the space of its first piece
   bool keep_state = false;      // Generation::TakeFinalState gives the state at the end
   // Where `start` is null: states of the prompt's beginning may be taken from and kept in the prefix cache.
@@ -39,23 +70,31 @@ struct GenerationRequest {
   std::string prefix_cache_salt;
   SamplingParams sampling;
   StopParams stopping;
+  // What the output must be; null: anything. End tokens are allowed just where it is whole, whatever
+  // ignore_eos says, and end the call then.
+  std::shared_ptr<const Constraint> constraint;
   bool include_stop = false;        // keep a matched stop string in the text
   bool skip_special_tokens = true;  // control tokens add nothing to the text
   bool logprobs = false;            // report each drawn token's log-probability
   int top_logprobs = 0;             // and that many alternatives, drawn or scored: 0 to kMaxTopLogprobs
   bool prompt_logprobs = false;     // score the prompt: PromptLogprobs in the Finished event
   bool progress = false;            // Progress events while the prompt is computed
+  // The prompt's last so many tokens come first in the output, without log-probabilities. Stop strings are
+  // not looked for in them.
+  int64_t echo_tokens = 0;
+  // One of several that make up one call (BranchedGeneration): the observer is not told of its end.
+  bool is_part = false;
+  // Takes one of these places, so that the queue's bounds do not refuse it; nor does a drain.
+  QueuePlacesPtr places;
+  // When the call came, where that was before the submission: times and the time budget run from there.
+  std::optional<Clock::time_point> arrived;
+  int priority = 0;                                      // in the queue: see scheduler.h
   std::optional<Clock::time_point> deadline;             // passed: DEADLINE_EXCEEDED
   std::optional<std::chrono::microseconds> time_budget;  // passed: a normal end with the text so far
 };
 
-enum class FinishReason { kEos, kStopString, kStopToken, kMaxTokens, kTimeBudget };
-
-struct TokenOutput {
-  TokenId token = 0;
-  float logprob = 0;                           // natural log, the model's own distribution
-  std::vector<std::pair<TokenId, float>> top;  // best first
-};
+// kConstraintComplete: the output is whole and the constraint lets nothing follow.
+enum class FinishReason { kEos, kStopString, kStopToken, kMaxTokens, kTimeBudget, kConstraintComplete };
 
 struct Usage {
   int64_t prompt_tokens = 0;      // of the request; a pending token does not count
@@ -71,7 +110,8 @@ struct Timing {
   int64_t total_us = 0;        // from the submission until this event
 };
 
-struct AcceptedEvent {  // once, when the first of its tokens enters a step
+struct AcceptedEvent {  // once, when the first of its tokens enters a step, or before an end that comes
+                        // sooner
   int64_t prompt_tokens = 0;
   uint64_t seed = 0;
   int64_t queue_us = 0;
@@ -82,19 +122,24 @@ struct ProgressEvent {
 struct DeltaEvent {  // several tokens where the reader is slower than the engine
   std::string text;
   std::vector<TokenOutput> tokens;  // the tokens whose text this delta completes
+  int64_t echoed = 0;               // the first so many of them are the prompt's
   Usage usage;
   Timing timing;
+  int branch = 0;  // of a BranchedGeneration
 };
 struct FinishedEvent {  // last; not sent when the call ends in an error
   FinishReason reason = FinishReason::kMaxTokens;
   std::string text;                 // released by the end: what was held for a stop string or a character
   std::vector<TokenOutput> tokens;  // likewise
+  int64_t echoed = 0;               // the first so many of them are the prompt's
   std::string matched_stop;         // kStopString
   TokenId matched_token = -1;       // kStopToken, kEos
-  // Entry i scores prompt[i + 1]; [prompt - 1], or fewer when the time budget ended the call before that.
+  // Entry i scores prompt[prompt_in_start + i + 1], up to the last, or fewer when the time budget ended the
+  // call before that.
   std::vector<TokenOutput> prompt_logprobs;
   Usage usage;
   Timing timing;
+  int branch = 0;  // of a BranchedGeneration
 };
 using Event = std::variant<AcceptedEvent, ProgressEvent, DeltaEvent, FinishedEvent>;
 
@@ -104,7 +149,8 @@ struct FinalState {
   // last. Null when nothing was computed.
   ResidentStatePtr state;
   int64_t prompt_tokens = 0;
-  std::vector<TokenId> drawn;  // the last one has not been fed: it is the next call's pending token
+  std::vector<TokenId> drawn;            // the last one has not been fed: it is the next call's pending token
+  std::vector<TokenOutput> first_draws;  // of GenerationRequest::first_draw_seeds, in their order; none fed
 };
 
 // Shared by the call's reactor and the engine thread.
@@ -116,7 +162,8 @@ class Generation {
   virtual std::optional<Event> TakeEvent() = 0;
   // Any thread. How the call ended, once it has ended and every event has been taken; nullopt before. OK
   // after a FinishedEvent. Errors: CANCELLED, DEADLINE_EXCEEDED, INTERNAL (non-finite logits, device),
-  // UNAVAILABLE (shutdown), RESOURCE_EXHAUSTED (the reader was too slow for too long).
+  // UNAVAILABLE (shutdown), FAILED_PRECONDITION (bans and constraint left no token to draw),
+  // RESOURCE_EXHAUSTED (the reader was too slow for too long).
   virtual std::optional<absl::Status> TakeEnd() = 0;
   // Any thread, once, when a FinishedEvent has been taken or the call has ended otherwise, cancelled or
   // expired calls included. Nullopt without keep_state, and for calls whose state is of no use: never begun,

@@ -73,6 +73,7 @@ bool GenerationImpl::PushDelta(DeltaEvent&& event) {
     delta_->text += event.text;
     delta_->tokens.insert(delta_->tokens.end(), std::make_move_iterator(event.tokens.begin()),
                           std::make_move_iterator(event.tokens.end()));
+    delta_->echoed += event.echoed;
     delta_->usage = event.usage;
     delta_->timing = event.timing;
   }

@@ -107,6 +107,14 @@ ResidentStatePtr PrefixCache::RemoveLeast() {
 
 // ---- Any thread ----
 
+int64_t PrefixCache::MayCover(std::span<const BlockHash> blocks) const {
+  if (!enabled()) return 0;
+  const std::lock_guard lock(mutex_);
+  size_t covered = blocks.size();
+  while (covered > 0 && !Holds(blocks[covered - 1]) && !Seen(blocks[covered - 1])) --covered;
+  return static_cast<int64_t>(covered) * kChunkTokens;
+}
+
 PrefixCache::Plan PrefixCache::Look(std::span<const BlockHash> blocks, bool use) {
   Plan plan;
   if (!enabled() || blocks.empty()) return plan;
@@ -176,6 +184,12 @@ bool PrefixCache::GiveBack() {
   const std::lock_guard lock(mutex_);
   state = RemoveLeast();
   return state != nullptr;
+}
+
+absl::StatusOr<SlotHandle> PrefixCache::AcquireSlot(StatePool& pool) {
+  absl::StatusOr<SlotHandle> slot = pool.Acquire();
+  while (!slot.ok() && GiveBack()) slot = pool.Acquire();
+  return slot;
 }
 
 PrefixCache::Stats PrefixCache::stats() const {

@@ -18,7 +18,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "kernels/types.h"
+#include "model/state_pool.h"
 #include "server/engine/resident_state.h"
 
 namespace efla {
@@ -58,6 +60,10 @@ class PrefixCache {
   // prompt as seen.
   Plan Look(std::span<const BlockHash> blocks, bool use);
 
+  // How many of the prompt's tokens may not have to be computed when its turn comes: what is kept, or has
+  // been asked for before and so may be kept by then. Changes nothing.
+  int64_t MayCover(std::span<const BlockHash> blocks) const;
+
   // The state after the first `position` tokens of a prompt, not to be found yet. The entry's id for the two
   // calls below; 0, keeping nothing, when there is one already or no room.
   uint64_t Add(const BlockHash& block, int64_t position, ResidentStatePtr state);
@@ -67,6 +73,8 @@ class PrefixCache {
   void Drop(const BlockHash& block, uint64_t id);
   // Lets go of the least valuable state that nobody reads at the moment; false when there is none.
   bool GiveBack();
+  // A slot of the pool that its states lie in; where that has none left, of one that is given back.
+  absl::StatusOr<SlotHandle> AcquireSlot(StatePool& pool);
 
   struct Stats {
     uint64_t lookups = 0, hits = 0, hit_tokens = 0;  // with `use`

@@ -1,6 +1,7 @@
 #include "server/engine/scheduler.h"
 
 #include <algorithm>
+#include <unordered_map>
 
 #include "absl/strings/str_format.h"
 #include "kernels/check.h"
@@ -11,13 +12,17 @@ namespace {
 
 int64_t RoundDownToChunk(int64_t tokens) { return tokens / kChunkTokens * kChunkTokens; }
 
-// The sequence's first own cut behind the prompt's token `begin`.
-int64_t NextCut(const Sequence& sequence, int64_t begin) {
-  int64_t next = sequence.prompt_tokens;
-  for (const int64_t cut : sequence.cuts) {
-    if (cut > begin) next = std::min(next, cut);
-  }
-  return next;
+// When a sequence of priority 0 would have to have come to stand where this one stands.
+Clock::time_point QueueTime(const Sequence& sequence) {
+  return sequence.submitted - sequence.priority * kPriorityWorth;
+}
+
+// Those of its prompt's tokens that are to be computed.
+int64_t OpenTokens(const Sequence& sequence) { return sequence.prompt_tokens - sequence.prompt_done; }
+
+void CheckMayWait(const Sequence& sequence) {
+  EFLA_CHECK(sequence.phase == Sequence::Phase::kOutside);
+  EFLA_CHECK(OpenTokens(sequence) > 0 || (OpenTokens(sequence) == 0 && sequence.has_pending));
 }
 
 bool CaughtUp(const Sequence& parked) { return parked.parked_until == Clock::time_point::max(); }
@@ -30,22 +35,74 @@ Scheduler::Scheduler(const Options& options) : options_(options) {
 }
 
 absl::Status Scheduler::Enqueue(Sequence& sequence) {
-  EFLA_CHECK(sequence.phase == Sequence::Phase::kOutside);
-  EFLA_CHECK(sequence.prompt_tokens > 0 || (sequence.prompt_tokens == 0 && sequence.has_pending));
-  if (waiting() >= options_.max_queue) {
-    return absl::ResourceExhaustedError(absl::StrFormat(
-        "the queue is full: %d requests wait; the limit is %d", waiting(), options_.max_queue));
+  CheckMayWait(sequence);
+  if (absl::Status status = CheckRoom(1, OpenTokens(sequence)); !status.ok()) return status;
+  Insert(sequence);
+  return absl::OkStatus();
+}
+
+void Scheduler::EnqueueReserved(Sequence& sequence) {
+  CheckMayWait(sequence);
+  Insert(sequence);
+}
+
+absl::Status Scheduler::Reserve(int sequences, int64_t tokens) {
+  if (absl::Status status = CheckRoom(sequences, tokens); !status.ok()) return status;
+  reserved_ += sequences;
+  reserved_tokens_ += tokens;
+  return absl::OkStatus();
+}
+
+void Scheduler::Release(int sequences, int64_t tokens) {
+  reserved_ -= sequences;
+  reserved_tokens_ -= tokens;
+  EFLA_CHECK(reserved_ >= 0 && reserved_tokens_ >= 0);
+}
+
+absl::Status Scheduler::CheckRoom(int sequences, int64_t tokens) const {
+  const int taken = waiting() + reserved_;
+  if (taken + sequences > options_.max_queue) {
+    return absl::ResourceExhaustedError(
+        sequences == 1
+            ? absl::StrFormat("the queue is full: %d requests wait; the limit is %d", taken,
+                              options_.max_queue)
+            : absl::StrFormat("the queue is full: %d requests wait and this one takes %d more places; "
+                              "the limit is %d",
+                              taken, sequences, options_.max_queue));
   }
-  if (!waiting_.empty() && queued_tokens_ + sequence.prompt_tokens > options_.max_queued_tokens) {
+  if (taken > 0 && queued_tokens() + tokens > options_.max_queued_tokens) {
     return absl::ResourceExhaustedError(
         absl::StrFormat("the queue is full: %d prompt tokens wait and the request has %d; the limit is %d",
-                        queued_tokens_, sequence.prompt_tokens, options_.max_queued_tokens));
+                        queued_tokens(), tokens, options_.max_queued_tokens));
   }
-  sequence.phase = Sequence::Phase::kWaiting;
-  sequence.place = waiting_.insert(waiting_.end(), &sequence);
-  queued_tokens_ += sequence.prompt_tokens;
-  next_expiry_ = std::min(next_expiry_, sequence.expires);
   return absl::OkStatus();
+}
+
+void Scheduler::Insert(Sequence& sequence) {
+  sequence.phase = Sequence::Phase::kWaiting;
+  sequence.place = waiting_.emplace(QueueTime(sequence), &sequence);
+  sequence.arrival = arrivals_.insert(arrivals_.end(), &sequence);
+  queued_tokens_ += OpenTokens(sequence);
+  next_expiry_ = std::min(next_expiry_, sequence.expires);
+}
+
+int64_t Scheduler::TokensAhead(const Sequence& sequence) const {
+  constexpr int kMostLookedAt = 4096;
+  std::unordered_map<uint64_t, int64_t> shared;  // the longest prompt of a group
+  if (sequence.shared_beginning != 0) shared[sequence.shared_beginning] = sequence.prompt_tokens;
+  int64_t tokens = 0;
+  int looked_at = 0;
+  for (const auto& [time, waiting] : waiting_) {
+    if (time > QueueTime(sequence) || ++looked_at > kMostLookedAt) break;
+    if (waiting->shared_beginning == 0) {
+      tokens += OpenTokens(*waiting);
+      continue;
+    }
+    int64_t& longest = shared[waiting->shared_beginning];
+    tokens += std::max<int64_t>(waiting->prompt_tokens - longest, 0);
+    longest = std::max(longest, waiting->prompt_tokens);
+  }
+  return tokens;
 }
 
 int Scheduler::admissible() const {
@@ -67,12 +124,13 @@ void Scheduler::Admit(int free_slots, std::vector<Sequence*>& admitted) {
     running_.push_back(&sequence);
   }
   while (free_slots > 0 && !waiting_.empty() && running() < options_.max_running) {
-    Sequence& sequence = *waiting_.front();
-    waiting_.pop_front();
-    queued_tokens_ -= sequence.prompt_tokens;
+    Sequence& sequence = *waiting_.begin()->second;
+    waiting_.erase(sequence.place);
+    arrivals_.erase(sequence.arrival);
+    queued_tokens_ -= OpenTokens(sequence);
     if (!sequence.has_pending) {
       sequence.phase = Sequence::Phase::kPrefill;
-    } else if (sequence.prompt_tokens == 0 && sequence.draws) {
+    } else if (OpenTokens(sequence) == 0 && sequence.first_rows > 0) {
       sequence.phase = Sequence::Phase::kDecode;
     } else {
       sequence.phase = Sequence::Phase::kPending;
@@ -86,19 +144,18 @@ void Scheduler::Admit(int free_slots, std::vector<Sequence*>& admitted) {
 
 void Scheduler::Take(Sequence& sequence, int64_t limit) {
   const int64_t rest = sequence.prompt_tokens - sequence.prompt_done - sequence.step_tokens;
-  const int64_t to_cut =
-      NextCut(sequence, sequence.prompt_done) - sequence.prompt_done - sequence.step_tokens;
-  int64_t tokens = std::min({rest, to_cut, limit, tokens_left_});
+  int64_t tokens = std::min({rest, limit, tokens_left_});
   if (sequence.scores_prompt) tokens = std::min(tokens, rows_left_);
-  if (tokens == rest && !sequence.scores_prompt && sequence.draws && rows_left_ == 0) --tokens;
+  if (tokens == rest && !sequence.scores_prompt && rows_left_ < sequence.first_rows) --tokens;
+  if (tokens == rest && sequence.first_rows > 0 && !sequence.ready) --tokens;
   if (tokens < rest) tokens = RoundDownToChunk(tokens);
   if (tokens <= 0) return;
   sequence.step_tokens += tokens;
   tokens_left_ -= tokens;
   if (sequence.scores_prompt) {
     rows_left_ -= tokens;  // the last token's row is the draw's, or spare
-  } else if (tokens == rest && sequence.draws) {
-    --rows_left_;
+  } else if (tokens == rest) {
+    rows_left_ -= sequence.first_rows;
   }
 }
 
@@ -112,10 +169,10 @@ void Scheduler::Next(StepPlan& plan) {
   ++step_;
   for (Sequence* sequence : running_) {
     if (sequence->phase == Sequence::Phase::kDecode) {
-      plan.decode.push_back(sequence);
+      if (sequence->ready) plan.decode.push_back(sequence);
     } else if (sequence->phase == Sequence::Phase::kPending) {
       plan.pending.push_back(sequence);
-      sequence->phase = sequence->prompt_tokens > 0 ? Sequence::Phase::kPrefill : Sequence::Phase::kDecode;
+      sequence->phase = OpenTokens(*sequence) > 0 ? Sequence::Phase::kPrefill : Sequence::Phase::kDecode;
     } else {
       sequence->step_tokens = 0;
       prompts_.push_back(sequence);
@@ -153,7 +210,7 @@ void Scheduler::Next(StepPlan& plan) {
     plan.prefill.push_back(piece);
     plan.prefill_tokens += piece.num_tokens;
     if (sequence->scores_prompt) plan.sample_rows += piece.num_tokens - (piece.last() ? 1 : 0);
-    if (piece.last() && sequence->draws) ++plan.sample_rows;
+    if (piece.last()) plan.sample_rows += sequence->first_rows;
     sequence->prompt_done += piece.num_tokens;
     sequence->served_step = step_;
     if (piece.last()) sequence->phase = Sequence::Phase::kDecode;
@@ -180,7 +237,8 @@ void Scheduler::Remove(Sequence& sequence) {
       return;
     case Sequence::Phase::kWaiting:
       waiting_.erase(sequence.place);
-      queued_tokens_ -= sequence.prompt_tokens;
+      arrivals_.erase(sequence.arrival);
+      queued_tokens_ -= OpenTokens(sequence);
       break;
     case Sequence::Phase::kPending:
     case Sequence::Phase::kPrefill:
@@ -207,7 +265,7 @@ void Scheduler::TakeExpired(Clock::time_point now, std::vector<Sequence*>& expir
       next_expiry_ = std::min(next_expiry_, expires);
     }
   };
-  for (Sequence* sequence : waiting_) look(sequence);
+  for (Sequence* sequence : arrivals_) look(sequence);
   for (Sequence* sequence : running_) look(sequence);
   for (Sequence* sequence : parked_) look(sequence);
   for (size_t i = first; i < expired.size(); ++i) Remove(*expired[i]);

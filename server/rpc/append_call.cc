@@ -23,12 +23,14 @@ absl::StatusOr<CallRequest> AppendCall::Prepare(const ServedModel& model) {
     v1::CreateSessionRequest request;
     if (absl::Status status = ParseRequest(request_, request); !status.ok()) return status;
     NoteRequestId(request.request_id());
-    return ToCreateRequest(request, model);
+    NoteSession(request.session_id());
+    return ToCreateRequest(request, model, [this] { return StillWanted(); });
   }
   v1::AppendRequest request;
   if (absl::Status status = ParseRequest(request_, request); !status.ok()) return status;
   NoteRequestId(request.request_id());
-  return ToAppendRequest(request, model);
+  NoteSession(request.session_id());
+  return ToAppendRequest(request, model, [this] { return StillWanted(); });
 }
 
 void AppendCall::OnReady(Generation& generation) {
@@ -40,19 +42,17 @@ void AppendCall::OnReady(Generation& generation) {
   if (const std::optional<absl::Status> end = generation.TakeEnd()) EndTurn(*end);
 }
 
-std::string AppendCall::Record(bool) {
+// All but the session.
+v1::AppendResponse AppendCall::Reply() const {
   v1::AppendResponse message;
   message.set_appended_tokens(static_cast<uint64_t>(appended_tokens()));
   message.set_cached_tokens(static_cast<uint64_t>(std::min(cached_tokens_, appended_tokens())));
-  return EncodeRecord(message);
+  return message;
 }
 
-void AppendCall::OnTurnEnd(const SessionInfo& after, bool) {
-  v1::AppendResponse message;
-  message.set_appended_tokens(static_cast<uint64_t>(appended_tokens()));
-  message.set_cached_tokens(static_cast<uint64_t>(std::min(cached_tokens_, appended_tokens())));
-  Answer(after, std::move(message));
-}
+std::string AppendCall::Record(bool) { return EncodeRecord(Reply()); }
+
+void AppendCall::OnTurnEnd(const SessionInfo& after, bool) { Answer(after, Reply()); }
 
 absl::Status AppendCall::OnReplay(const std::string& record, const SessionInfo& now) {
   absl::StatusOr<v1::AppendResponse> recorded = DecodeAppendRecord(record);
@@ -65,6 +65,11 @@ absl::Status AppendCall::OnReplay(const std::string& record, const SessionInfo& 
 void AppendCall::Answer(const SessionInfo& session, v1::AppendResponse message) {
   FillSession(session, *message.mutable_session());
   if (creates_) {
+    if (message.appended_tokens() > 0) {
+      v1::Usage& usage = *message.mutable_session()->mutable_usage();
+      usage.set_prompt_tokens(message.appended_tokens());
+      usage.set_cached_tokens(message.cached_tokens());
+    }
     SerializeReply(message.session(), response_);
   } else {
     SerializeReply(message, response_);

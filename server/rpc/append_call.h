@@ -33,6 +33,7 @@ class AppendCall : public grpc::ServerUnaryReactor, private EngineCall {
   void OnTurnEnd(const SessionInfo& after, bool computed) override;
   absl::Status OnReplay(const std::string& record, const SessionInfo& now) override;
 
+  v1::AppendResponse Reply() const;
   void Answer(const SessionInfo& session, v1::AppendResponse message);
 
   const bool creates_;

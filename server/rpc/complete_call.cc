@@ -18,7 +18,8 @@ absl::StatusOr<CallRequest> CompleteCall::Prepare(const ServedModel& model) {
   v1::GenerateRequest request;
   if (absl::Status status = ParseRequest(request_, request); !status.ok()) return status;
   NoteRequestId(request.request_id());
-  return ToGenerationRequest(request, model, ReplyKind::kWhole);
+  NoteSession(request.session().session_id());
+  return ToGenerationRequest(request, model, ReplyKind::kWhole, [this] { return StillWanted(); });
 }
 
 void CompleteCall::OnReady(Generation& generation) {

@@ -11,9 +11,12 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
+#include "server/engine/branched_generation.h"
 #include "server/engine/generation.h"
+#include "server/rpc/access.h"
 #include "server/rpc/event_messages.h"
 #include "server/rpc/request_validation.h"
 #include "server/rpc/rpc_environment.h"
@@ -23,9 +26,9 @@ namespace efla {
 
 // Base of a reactor. Its life, and the threads of it:
 //   Start        gRPC's thread: queues the preparation
-//   Prepare      a worker: request to CallRequest, then Engine::Submit. With a session, a session worker goes
-//   on:
-//                it begins the turn, and submits or, where nothing needs computing, commits
+//   Prepare      a worker: request to CallRequest, then Engine::Submit. In between, where they are needed:
+//                the constraint lane compiles the constraint, unless what it becomes is known; a session
+//                worker begins the turn, and submits or, where nothing needs computing, commits
 //   OnReady      the engine's delivery thread, one at a time: takes events and writes
 //   EndTurn      from OnReady when the end has been taken: a session worker commits the turn or drops it,
 //   then
@@ -50,9 +53,12 @@ class EngineCall {
   void Deliver();
   // Keeps what logs need: of the request, even if it is refused, and of an event that is about to be sent.
   void NoteRequestId(const std::string& request_id);
+  void NoteSession(const std::string& session_id);
   void Note(const Event& event);
   // Ends the call as the generation ended.
   void EndAs(const absl::Status& status);
+  // The answer is about to begin, and it is no refusal.
+  void BeginAnswer();
   // For a last message that carries the status along: what EndAs would record.
   void NoteEnd(const absl::Status& status);
   // Counts and logs the call. In OnDone.
@@ -70,6 +76,8 @@ class EngineCall {
   void EndTurn(const absl::Status& end);
 
   RpcEnvironment& environment() { return environment_; }
+  // For long work on the request: why it is not wanted any more.
+  absl::Status StillWanted();
   // Set before the first OnReady.
   const ReplyContext& reply_context() const { return reply_context_; }
 
@@ -89,13 +97,23 @@ class EngineCall {
   }
 
   void PrepareAndSubmit();
+  // A worker; then, on the constraint lane, CompileConstraint.
+  void WaitForConstraint();
+  void CompileConstraint();
+  // A worker or the constraint lane.
+  void BeginTurnOrSubmit();
   // Session worker.
   void BeginTurn();
   void CommitTurn(const absl::Status& end, bool computed);
   // Leaves the session as it was, and one that was made for this call not at all.
   void DropTurn();
-  // A worker, or with a turn a session worker.
+  // Whoever shares the constraint lane fairly with others: the tenant or, where there are none, the peer.
+  std::string LaneOwner() const;
+  // Takes a place in the tenant's queue and the prompt's tokens, once.
+  absl::Status TakeQueuePlace();
+  // A worker or the constraint lane, or with a turn a session worker.
   void Submit();
+  absl::StatusOr<std::shared_ptr<Generation>> SubmitToEngine(std::shared_ptr<BranchedGeneration>& branched);
   void Ready(Generation& generation);
   // Ends a call that has not run.
   void Refuse(absl::Status status, bool reached_engine);
@@ -106,26 +124,37 @@ class EngineCall {
   grpc::CallbackServerContext& context_;
   const Clock::time_point begin_ = Clock::now();
   const std::optional<Clock::time_point> deadline_;
-  const std::string peer_;  // gRPC forgets it when the connection is gone
+  const CallOrigin origin_;
+  Caller caller_;  // set by Start
+  TenantWork work_;
+  bool answer_begun_ = false;
   ReplyContext reply_context_;
   const ServedModel* model_ = nullptr;  // set by the worker, like what follows
   GenerationRequest request_to_submit_;
+  std::optional<ConstraintRequest> constraint_;  // to be compiled
+  bool has_queue_place_ = false;                 // TakeQueuePlace
+  std::vector<Branch> branches_to_submit_;
   std::optional<TurnRequest> turn_request_;
 
   // Session workers only, one after the other; turn_ is set before the generation.
   std::unique_ptr<Turn> turn_;
+  // Ends a turn's generation when its session is deleted or taken over; may be called when this is no more.
+  class Stop;
+  std::shared_ptr<Stop> stop_;
   v1::SessionAfterTurn expected_;
   std::optional<SessionInfo> created_;  // the session was made for this call
 
   std::mutex mutex_;
-  std::shared_ptr<Generation> generation_;  // guarded by mutex_; set once, by the worker
-  bool cancelled_ = false;                  // guarded by mutex_
+  std::shared_ptr<Generation> generation_;        // guarded by mutex_; set once, by the worker
+  std::shared_ptr<BranchedGeneration> branched_;  // the same, or null where there are no branches; likewise
+  bool cancelled_ = false;                        // guarded by mutex_
+  bool in_lane_ = false;                          // guarded by mutex_: the constraint lane has been posted to
   bool ready_early_ = false;  // guarded by mutex_: there was something before generation_ was set
 
   // For RecordEnd.
   std::string session_id_;
   absl::StatusCode end_code_ = absl::StatusCode::kUnknown;
-  std::string end_message_;
+  std::string end_message_, end_reason_;
   Usage usage_;
   Timing timing_;
   std::optional<FinishReason> finish_reason_;

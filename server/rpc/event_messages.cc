@@ -14,18 +14,15 @@ std::string Bytes(const Tokenizer* tokenizer, TokenId id, bool at_start) {
   return std::string(tokenizer->PieceBytes(id, at_start));
 }
 
-void FillUsage(const ReplyContext& context, const Usage& usage, v1::Usage& message) {
-  const int64_t prompt_tokens = context.prompt_tokens.value_or(usage.prompt_tokens);
-  message.set_prompt_tokens(static_cast<uint64_t>(prompt_tokens));
-  message.set_cached_tokens(static_cast<uint64_t>(std::min(usage.cached_tokens, prompt_tokens)));
-  message.set_completion_tokens(static_cast<uint64_t>(usage.completion_tokens));
+void FillUsage(const ReplyContext& context, Usage usage, v1::Usage& message) {
+  usage.prompt_tokens = context.prompt_tokens.value_or(usage.prompt_tokens);
+  FillUsage(usage, message);
 }
 
-void FillTiming(const Timing& timing, v1::Timing& message) {
-  message.set_queue_us(static_cast<uint64_t>(timing.queue_us));
-  message.set_prefill_us(static_cast<uint64_t>(timing.prefill_us));
-  message.set_first_token_us(static_cast<uint64_t>(timing.first_token_us));
-  message.set_total_us(static_cast<uint64_t>(timing.total_us));
+// Whether the token adds to a text, after which the next one's space is kept.
+bool IsText(const ReplyContext& context, TokenId id) {
+  return context.tokenizer == nullptr || id >= context.tokenizer->vocab_size() ||
+         !context.tokenizer->is_control(id);
 }
 
 void FillLogprob(const TokenOutput& token, const Tokenizer* tokenizer, bool at_start,
@@ -41,25 +38,41 @@ void FillLogprob(const TokenOutput& token, const Tokenizer* tokenizer, bool at_s
   }
 }
 
-// Delta, Finished and CompleteResponse carry tokens in the same fields.
+// Delta, Finished, CompleteResponse and CompletedSample carry tokens in the same fields. The first `echoed`
+// are the prompt's. All but a character's unfinished bytes of an echoed prompt come together, so that a
+// text's first piece is among the first of these.
 template <typename Message>
-void AddTokens(const ReplyContext& context, const std::vector<TokenOutput>& tokens, Message& message) {
+void AddTokens(const ReplyContext& context, const std::vector<TokenOutput>& tokens, int64_t echoed,
+               Message& message) {
+  bool at_start = context.echo_at_start && message.token_ids_size() == 0;
   for (const TokenOutput& token : tokens) {
     message.add_token_ids(static_cast<uint32_t>(token.token));
-    if (context.logprobs) {
-      FillLogprob(token, context.tokenizer, /*at_start=*/false, *message.add_logprobs());
+    if (!context.logprobs) continue;
+    v1::TokenLogprob& entry = *message.add_logprobs();
+    if (echoed-- > 0) {
+      entry.set_token_id(static_cast<uint32_t>(token.token));
+      entry.set_bytes(Bytes(context.tokenizer, token.token, at_start));
+      at_start = at_start && !IsText(context, token.token);
+    } else {
+      FillLogprob(token, context.tokenizer, /*at_start=*/false, entry);
     }
   }
 }
 
-// Finished and CompleteResponse say how it ended in the same fields.
+// Finished, CompleteResponse and CompletedSample say how it ended in the same fields.
 template <typename Message>
-void FillEnd(const ReplyContext& context, FinishedEvent& event, Message& message) {
+void FillEnd(FinishedEvent& event, Message& message) {
   message.set_finish_reason(ToProto(event.reason));
   if (event.reason == FinishReason::kStopString) message.set_stop(std::move(event.matched_stop));
   if (event.matched_token >= 0) message.set_token_id(static_cast<uint32_t>(event.matched_token));
-  FillUsage(context, event.usage, *message.mutable_usage());
-  FillTiming(event.timing, *message.mutable_timing());
+}
+
+v1::CompletedSample& SampleOf(const ReplyContext& context, int branch, v1::CompleteResponse& message) {
+  while (message.more_samples_size() < branch) {
+    const uint64_t index = static_cast<uint64_t>(message.more_samples_size()) + 1;
+    message.add_more_samples()->set_seed(context.seed + index);
+  }
+  return *message.mutable_more_samples(branch - 1);
 }
 
 void Fill(const ReplyContext& context, AcceptedEvent& event, v1::GenerateResponse& message) {
@@ -80,7 +93,8 @@ void Fill(const ReplyContext&, ProgressEvent& event, v1::GenerateResponse& messa
 void Fill(const ReplyContext& context, DeltaEvent& event, v1::GenerateResponse& message) {
   v1::Delta& delta = *message.mutable_delta();
   delta.set_text(std::move(event.text));
-  AddTokens(context, event.tokens, delta);
+  delta.set_sample(static_cast<uint32_t>(event.branch));
+  AddTokens(context, event.tokens, event.echoed, delta);
   FillUsage(context, event.usage, *delta.mutable_usage());
   FillTiming(event.timing, *delta.mutable_timing());
 }
@@ -88,8 +102,17 @@ void Fill(const ReplyContext& context, DeltaEvent& event, v1::GenerateResponse& 
 void Fill(const ReplyContext& context, FinishedEvent& event, v1::GenerateResponse& message) {
   v1::Finished& finished = *message.mutable_finished();
   finished.set_text(std::move(event.text));
-  AddTokens(context, event.tokens, finished);
-  FillEnd(context, event, finished);
+  finished.set_sample(static_cast<uint32_t>(event.branch));
+  AddTokens(context, event.tokens, event.echoed, finished);
+  FillEnd(event, finished);
+  FillUsage(context, event.usage, *finished.mutable_usage());
+  FillTiming(event.timing, *finished.mutable_timing());
+}
+
+template <typename Sample, typename Part>
+void AppendTokens(const ReplyContext& context, const Part& part, Sample& sample) {
+  sample.mutable_text()->append(part.text);
+  AddTokens(context, part.tokens, part.echoed, sample);
 }
 
 void Append(const ReplyContext&, AcceptedEvent&, v1::CompleteResponse&) {}
@@ -97,17 +120,30 @@ void Append(const ReplyContext&, AcceptedEvent&, v1::CompleteResponse&) {}
 void Append(const ReplyContext&, ProgressEvent&, v1::CompleteResponse&) {}
 
 void Append(const ReplyContext& context, DeltaEvent& event, v1::CompleteResponse& message) {
-  message.mutable_text()->append(event.text);
-  AddTokens(context, event.tokens, message);
+  if (event.branch == 0) return AppendTokens(context, event, message);
+  AppendTokens(context, event, SampleOf(context, event.branch, message));
 }
 
+// The usage is of all samples; of the times, the total is that of the last to end and the others the first
+// sample's.
 void Append(const ReplyContext& context, FinishedEvent& event, v1::CompleteResponse& message) {
   message.set_request_id(context.request_id);
   message.set_model(context.model);
   message.set_seed(context.seed);
-  message.mutable_text()->append(event.text);
-  AddTokens(context, event.tokens, message);
-  FillEnd(context, event, message);
+  const uint64_t drawn_by_others = message.usage().completion_tokens();
+  FillUsage(context, event.usage, *message.mutable_usage());
+  message.mutable_usage()->set_completion_tokens(drawn_by_others +
+                                                 static_cast<uint64_t>(event.usage.completion_tokens));
+  if (event.branch == 0) {
+    FillTiming(event.timing, *message.mutable_timing());
+    AppendTokens(context, event, message);
+    FillEnd(event, message);
+  } else {
+    message.mutable_timing()->set_total_us(static_cast<uint64_t>(event.timing.total_us));
+    v1::CompletedSample& sample = SampleOf(context, event.branch, message);
+    AppendTokens(context, event, sample);
+    FillEnd(event, sample);
+  }
 }
 
 }  // namespace
@@ -122,10 +158,25 @@ v1::FinishReason ToProto(FinishReason reason) {
       return v1::FINISH_REASON_STOP_TOKEN;
     case FinishReason::kMaxTokens:
       return v1::FINISH_REASON_MAX_TOKENS;
+    case FinishReason::kConstraintComplete:
+      return v1::FINISH_REASON_CONSTRAINT_COMPLETE;
     case FinishReason::kTimeBudget:
       return v1::FINISH_REASON_TIME_BUDGET;
   }
   return v1::FINISH_REASON_UNSPECIFIED;
+}
+
+void FillUsage(const Usage& usage, v1::Usage& message) {
+  message.set_prompt_tokens(static_cast<uint64_t>(usage.prompt_tokens));
+  message.set_cached_tokens(static_cast<uint64_t>(std::min(usage.cached_tokens, usage.prompt_tokens)));
+  message.set_completion_tokens(static_cast<uint64_t>(usage.completion_tokens));
+}
+
+void FillTiming(const Timing& timing, v1::Timing& message) {
+  message.set_queue_us(static_cast<uint64_t>(timing.queue_us));
+  message.set_prefill_us(static_cast<uint64_t>(timing.prefill_us));
+  message.set_first_token_us(static_cast<uint64_t>(timing.first_token_us));
+  message.set_total_us(static_cast<uint64_t>(timing.total_us));
 }
 
 void FillResponse(const ReplyContext& context, Event& event, v1::GenerateResponse& message) {
@@ -173,13 +224,31 @@ void FillScore(const ReplyContext& context, std::span<const TokenId> prompt, con
       FillLogprob(finished.prompt_logprobs.at(i - 1), context.tokenizer, at_start, entry);
       sum += finished.prompt_logprobs[i - 1].logprob;
     }
-    const bool is_text = context.tokenizer == nullptr || prompt[i] >= context.tokenizer->vocab_size() ||
-                         !context.tokenizer->is_control(prompt[i]);
-    if (is_text) at_start = false;
+    if (IsText(context, prompt[i])) at_start = false;
   }
   message.set_sum_logprob(sum);
   FillUsage(context, finished.usage, *message.mutable_usage());
   FillTiming(finished.timing, *message.mutable_timing());
+}
+
+void FillScore(const ReplyContext& context, std::span<const TokenId> continuation,
+               const FinishedEvent& finished, int top_logprobs, v1::ContinuationScore& message) {
+  const std::span<const TokenOutput> scores = std::span(finished.prompt_logprobs).last(continuation.size());
+  double sum = 0;
+  bool is_greedy = true;
+  uint64_t text_bytes = 0;
+  for (const TokenOutput& score : scores) {
+    is_greedy = is_greedy && score.top.front().first == score.token;
+    sum += score.logprob;
+    message.add_token_ids(static_cast<uint32_t>(score.token));
+    v1::TokenLogprob& entry = *message.add_logprobs();
+    FillLogprob(score, context.tokenizer, /*at_start=*/false, entry);
+    text_bytes += entry.bytes().size();
+    while (entry.top_size() > top_logprobs) entry.mutable_top()->RemoveLast();
+  }
+  message.set_sum_logprob(sum);
+  message.set_is_greedy(is_greedy);
+  message.set_text_bytes(text_bytes);
 }
 
 }  // namespace efla

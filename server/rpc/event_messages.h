@@ -24,6 +24,7 @@ struct ReplyContext {
   // and the revision that it began with.
   std::optional<int64_t> prompt_tokens = {};
   uint64_t session_revision = 0;
+  bool echo_at_start = true;  // an echoed prompt begins a text: its first piece loses its space
 };
 
 // One event as the stream's next message; text is moved out of the event.
@@ -38,6 +39,14 @@ void AppendEvent(const ReplyContext& context, Event& event, v1::CompleteResponse
 // `finished` is that of a request with prompt_logprobs for `prompt`.
 void FillScore(const ReplyContext& context, std::span<const TokenId> prompt, const FinishedEvent& finished,
                v1::ScoreResponse& message);
+
+// `finished` is that of a request with prompt_logprobs, and at least one of top_logprobs, whose prompt ends
+// with `continuation`. `top_logprobs`: how many alternatives are wanted.
+void FillScore(const ReplyContext& context, std::span<const TokenId> continuation,
+               const FinishedEvent& finished, int top_logprobs, v1::ContinuationScore& message);
+
+void FillUsage(const Usage& usage, v1::Usage& message);
+void FillTiming(const Timing& timing, v1::Timing& message);
 
 // As in messages: "FINISH_REASON_EOS".
 v1::FinishReason ToProto(FinishReason reason);

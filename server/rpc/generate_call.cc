@@ -19,7 +19,8 @@ absl::StatusOr<CallRequest> GenerateCall::Prepare(const ServedModel& model) {
   v1::GenerateRequest request;
   if (absl::Status status = ParseRequest(request_, request); !status.ok()) return status;
   NoteRequestId(request.request_id());
-  return ToGenerationRequest(request, model, ReplyKind::kStream);
+  NoteSession(request.session().session_id());
+  return ToGenerationRequest(request, model, ReplyKind::kStream, [this] { return StillWanted(); });
 }
 
 void GenerateCall::OnReady(Generation& generation) {
@@ -113,7 +114,7 @@ absl::Status GenerateCall::OnReplay(const std::string& record, const SessionInfo
   accepted.set_model(recorded->model());
   accepted.set_prompt_tokens(recorded->usage().prompt_tokens());
   accepted.set_seed(recorded->seed());
-  accepted.set_session_revision(recorded->session().revision() - 1);
+  accepted.set_session_revision(recorded->session().began_revision());
   accepted.set_replayed(true);
   v1::Delta& delta = *messages[1].mutable_delta();
   delta.set_text(std::move(*recorded->mutable_text()));
@@ -133,6 +134,7 @@ absl::Status GenerateCall::OnReplay(const std::string& record, const SessionInfo
 }
 
 void GenerateCall::WriteAll(const std::vector<v1::GenerateResponse>& messages) {
+  BeginAnswer();
   whole_answer_.resize(messages.size());
   for (size_t i = 0; i < messages.size(); ++i) SerializeReply(messages[i], whole_answer_[i]);
   WriteNext();

@@ -1,21 +1,23 @@
 #include "server/rpc/models_service.h"
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "server/rpc/chat_prompt.h"
 #include "server/rpc/request_validation.h"
 #include "server/rpc/status.h"
-#include "server/rpc/unknown_fields.h"
-#include "server/rpc/wire.h"
+#include "server/rpc/unary_answer.h"
 
 namespace efla {
 namespace {
 
-constexpr std::chrono::milliseconds kRetry{1000};
-
-absl::Status DoGetModel(const v1::GetModelRequest&, const ServedModel& model, v1::Model& message) {
+absl::Status DoGetModel(const v1::GetModelRequest&, const ServedModel& model, const StillWanted&,
+                        v1::Model& message) {
   const ModelConfig& config = *model.config;
   message.set_name(model.name);
   message.set_model_type(std::string(ModelTypeName(config.type)));
@@ -30,6 +32,7 @@ absl::Status DoGetModel(const v1::GetModelRequest&, const ServedModel& model, v1
   message.set_bos_token_id(static_cast<uint32_t>(config.bos_token_id));
   for (TokenId id : config.eos_token_ids) message.add_eos_token_ids(static_cast<uint32_t>(id));
   message.set_has_tokenizer(model.tokenizer != nullptr);
+  message.set_has_chat_template(model.chat_template != nullptr);
   message.set_device(model.device);
   message.set_weight_dtype(model.weight_dtype);
 
@@ -41,12 +44,19 @@ absl::Status DoGetModel(const v1::GetModelRequest&, const ServedModel& model, v1
   limits.set_max_top_logprobs(kMaxTopLogprobs);
   limits.set_state_slots(static_cast<uint32_t>(model.state_slots));
   limits.set_max_queue(static_cast<uint32_t>(model.limits.max_queue));
+  limits.set_max_samples(static_cast<uint32_t>(std::min(kMaxSamples, model.limits.max_queue)));
+  limits.set_max_penalty_window(kMaxPenaltyWindow);
+  limits.set_max_constraint_bytes(model.constraints == nullptr ? 0
+                                                               : static_cast<uint32_t>(kMaxConstraintBytes));
 
   v1::Defaults& defaults = *message.mutable_defaults();
   defaults.set_temperature(model.defaults.temperature);
   defaults.set_top_k(static_cast<uint32_t>(model.defaults.top_k));
   defaults.set_top_p(model.defaults.top_p);
   defaults.set_min_p(model.defaults.min_p);
+  defaults.set_typical_p(model.defaults.typical_p);
+  defaults.set_repetition_penalty(model.defaults.repetition_penalty);
+  defaults.set_no_repeat_ngram_size(static_cast<uint32_t>(model.defaults.no_repeat_ngram_size));
   defaults.set_max_tokens(static_cast<uint32_t>(model.defaults.max_tokens));
   return absl::OkStatus();
 }
@@ -58,13 +68,11 @@ absl::Status CheckTokenCount(std::string_view field, int64_t tokens, const Serve
 }
 
 absl::Status DoTokenize(const v1::TokenizeRequest& request, const ServedModel& model,
-                        v1::TokenizeResponse& response) {
-  if (absl::Status status = CheckTokenizer("text", model); !status.ok()) return status;
+                        const StillWanted& wanted, v1::TokenizeResponse& response) {
   absl::StatusOr<std::vector<TokenId>> ids =
-      model.tokenizer->Encode(request.text(), request.parse_special_tokens());
-  if (!ids.ok())
-    return InvalidField("text",
-                        absl::StrFormat("cannot be tokenised: %s", std::string(ids.status().message())));
+      EncodeText("text", request.text(), request.parse_special_tokens(),
+                 /*continues=*/false, model, wanted);
+  if (!ids.ok()) return ids.status();
   const TokenId bos = model.config->bos_token_id;
   if (request.add_bos() && (ids->empty() || ids->front() != bos)) ids->insert(ids->begin(), bos);
   absl::Status status = CheckTokenCount("text", static_cast<int64_t>(ids->size()), model);
@@ -76,7 +84,7 @@ absl::Status DoTokenize(const v1::TokenizeRequest& request, const ServedModel& m
   return absl::OkStatus();
 }
 
-absl::Status DoDetokenize(const v1::DetokenizeRequest& request, const ServedModel& model,
+absl::Status DoDetokenize(const v1::DetokenizeRequest& request, const ServedModel& model, const StillWanted&,
                           v1::DetokenizeResponse& response) {
   if (absl::Status status = CheckTokenizer("Detokenize", model); !status.ok()) return status;
   absl::Status status = CheckTokenCount("token_ids", request.token_ids_size(), model);
@@ -96,38 +104,49 @@ absl::Status DoDetokenize(const v1::DetokenizeRequest& request, const ServedMode
   return absl::OkStatus();
 }
 
+absl::Status DoRenderChat(const v1::RenderChatRequest& request, const ServedModel& model,
+                          const StillWanted& wanted, v1::RenderChatResponse& response) {
+  const absl::StatusOr<ChatRequest> chat = ToChatRequest(request.chat(), model);
+  if (!chat.ok()) return chat.status();
+  absl::StatusOr<ChatPrompt> prompt =
+      request.after_answer() ? ChatAfterAnswer(*chat, /*parse_special=*/false, model, wanted)
+                             : ChatAlone(*chat, /*parse_special=*/false, /*continues=*/false, model, wanted);
+  if (!prompt.ok()) return prompt.status();
+  for (TokenId id : prompt->ids) response.add_token_ids(static_cast<uint32_t>(id));
+  response.set_text(std::move(prompt->text));
+  response.set_alone(request.after_answer() && prompt->alone);
+  return absl::OkStatus();
+}
+
+// Why nobody waits for the answer any more.
+absl::Status CheckWanted(const grpc::CallbackServerContext& context) {
+  if (context.deadline() <= std::chrono::system_clock::now()) {
+    return WithReason(absl::DeadlineExceededError("the deadline passed before the text was tokenised"),
+                      "DEADLINE_PASSED");
+  }
+  if (context.IsCancelled()) return absl::CancelledError("cancelled before the text was tokenised");
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 template <typename Request, typename Response>
 grpc::ServerUnaryReactor* ModelsService::Answer(RpcMethod method, grpc::CallbackServerContext& context,
                                                 const grpc::ByteBuffer& request, grpc::ByteBuffer& response,
                                                 absl::Status (*answer)(const Request&, const ServedModel&,
-                                                                       Response&)) {
-  grpc::ServerUnaryReactor* const reactor = context.DefaultReactor();
-  environment_.metrics.OnCallStarted(method);
-  const auto end = [this, reactor, method, &context](const absl::Status& status) {
-    environment_.metrics.OnCallEnded(method, static_cast<int>(status.code()));
-    reactor->Finish(ToGrpcStatus(status, context));
-  };
-  const ServedModel* model = environment_.state.model();
-  if (model == nullptr) {
-    end(WithRetry(WithReason(absl::UnavailableError("the model is being loaded"), "MODEL_LOADING"), kRetry));
-    return reactor;
-  }
-  const auto job = [=, &request, &response] {
-    Request message;
-    Response reply;
-    absl::Status status = ParseRequest(request, message);
-    if (status.ok()) status = CheckNoUnknownFields(message);
-    if (status.ok()) status = CheckModelName(message.model(), *model);
-    if (status.ok()) status = answer(message, *model, reply);
-    if (status.ok()) SerializeReply(reply, response);
-    end(status);
-  };
-  if (!environment_.workers.TryPost(request.Length(), job)) {
-    end(WithRetry(WithReason(absl::ResourceExhaustedError("too many requests wait"), "QUEUE_FULL"), kRetry));
-  }
-  return reactor;
+                                                                       const StillWanted&, Response&)) {
+  return AnswerUnary<Request, Response>(
+      environment_, method, context, request, response,
+      [&](std::function<void()> job) {
+        return environment_.workers.TryPost(request.Length(), std::move(job));
+      },
+      "too many requests wait",
+      [answer, &context](const Request& message, const ServedModel& model, Response& reply) {
+        const absl::Status status = CheckModelName(message.model(), model);
+        if (!status.ok()) return status;
+        return answer(
+            message, model, [&context] { return CheckWanted(context); }, reply);
+      });
 }
 
 grpc::ServerUnaryReactor* ModelsService::GetModel(grpc::CallbackServerContext* context,
@@ -146,6 +165,12 @@ grpc::ServerUnaryReactor* ModelsService::Detokenize(grpc::CallbackServerContext*
                                                     const grpc::ByteBuffer* request,
                                                     grpc::ByteBuffer* response) {
   return Answer(RpcMethod::kDetokenize, *context, *request, *response, DoDetokenize);
+}
+
+grpc::ServerUnaryReactor* ModelsService::RenderChat(grpc::CallbackServerContext* context,
+                                                    const grpc::ByteBuffer* request,
+                                                    grpc::ByteBuffer* response) {
+  return Answer(RpcMethod::kRenderChat, *context, *request, *response, DoRenderChat);
 }
 
 }  // namespace efla

@@ -4,6 +4,8 @@
 
 #include "server/log.h"
 #include "server/metrics.h"
+#include "server/rpc/access.h"
+#include "server/rpc/fair_lane.h"
 #include "server/rpc/session_workers.h"
 #include "server/rpc/worker_pool.h"
 #include "server/serving_state.h"
@@ -12,7 +14,9 @@ namespace efla {
 
 struct RpcEnvironment {
   const ServingState& state;
+  Access& access;
   WorkerPool& workers;
+  FairLane& constraint_lane;  // compiles constraints
   SessionWorkers& session_workers;
   Metrics& metrics;
   const Log& log;

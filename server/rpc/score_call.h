@@ -1,4 +1,4 @@
-// Score: log-probabilities of a given text.
+// Score: log-probabilities of a given text, or of several that follow it.
 #ifndef EFLA_SERVER_RPC_SCORE_CALL_H_
 #define EFLA_SERVER_RPC_SCORE_CALL_H_
 
@@ -30,8 +30,12 @@ class ScoreCall : public grpc::ServerUnaryReactor, private EngineCall {
 
   const grpc::ByteBuffer& request_;  // gRPC's, like the response, until OnDone
   grpc::ByteBuffer& response_;
+  v1::ScoreResponse Reply(const Usage& usage);
+
   std::vector<TokenId> prompt_;
-  FinishedEvent finished_;
+  std::vector<std::vector<TokenId>> continuations_;
+  int top_logprobs_ = 0;                 // as asked for
+  std::vector<FinishedEvent> finished_;  // of the text, or of each continuation
 };
 
 }  // namespace efla

@@ -91,6 +91,7 @@ void FillSession(const SessionInfo& session, v1::Session& message) {
   message.set_tokens(static_cast<uint64_t>(session.tokens));
   message.set_waiting_tokens(static_cast<uint64_t>(session.waiting_tokens));
   message.set_tier(ToProto(session.tier));
+  message.set_damaged(session.damaged);
   message.set_busy(session.busy);
   for (const SessionInfo::Mark& mark : session.marks) {
     v1::SessionMark& one = *message.add_marks();
@@ -105,6 +106,7 @@ void FillSession(const SessionInfo& session, v1::Session& message) {
 
 void FillAfterTurn(const SessionInfo& session, uint64_t before, v1::SessionAfterTurn& message) {
   message.set_session_id(session.session_id);
+  message.set_began_revision(before);
   message.set_revision(session.revision);
   message.set_durable_revision(session.durable_revision);
   message.set_tokens(static_cast<uint64_t>(session.tokens));

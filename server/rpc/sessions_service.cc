@@ -1,8 +1,10 @@
 #include "server/rpc/sessions_service.h"
 
+#include <functional>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_format.h"
@@ -11,13 +13,11 @@
 #include "server/rpc/session_validation.h"
 #include "server/rpc/snapshot_calls.h"
 #include "server/rpc/status.h"
-#include "server/rpc/unknown_fields.h"
-#include "server/rpc/wire.h"
+#include "server/rpc/unary_answer.h"
 
 namespace efla {
 namespace {
 
-constexpr std::chrono::milliseconds kRetry{1000};
 constexpr uint32_t kDefaultPage = 100, kLargestPage = 1000;
 constexpr uint32_t kMaxChildren = 256;
 // Snapshots on their way at once.
@@ -129,30 +129,13 @@ grpc::ServerUnaryReactor* SessionsService::Answer(RpcMethod method, Context& con
                                                   Bytes& response,
                                                   absl::Status (*answer)(const Request&, const ServedModel&,
                                                                          Response&)) {
-  grpc::ServerUnaryReactor* const reactor = context.DefaultReactor();
-  environment_.metrics.OnCallStarted(method);
-  const auto end = [this, reactor, method, &context](const absl::Status& status) {
-    environment_.metrics.OnCallEnded(method, static_cast<int>(status.code()));
-    reactor->Finish(ToGrpcStatus(status, context));
-  };
-  const ServedModel* model = environment_.state.model();
-  if (model == nullptr) {
-    end(WithRetry(WithReason(absl::UnavailableError("the model is being loaded"), "MODEL_LOADING"), kRetry));
-    return reactor;
-  }
-  const auto job = [=, &request, &response] {
-    Request message;
-    Response reply;
-    absl::Status status = ParseRequest(request, message);
-    if (status.ok()) status = CheckNoUnknownFields(message);
-    if (status.ok()) status = WithSessionDetails(answer(message, *model, reply));
-    if (status.ok()) SerializeReply(reply, response);
-    end(status);
-  };
-  if (!environment_.session_workers.TryPost(job)) {
-    end(WithRetry(WithReason(absl::ResourceExhaustedError("too many calls wait"), "QUEUE_FULL"), kRetry));
-  }
-  return reactor;
+  return AnswerUnary<Request, Response>(
+      environment_, method, context, request, response,
+      [this](std::function<void()> job) { return environment_.session_workers.TryPost(std::move(job)); },
+      "too many calls wait",
+      [answer](const Request& message, const ServedModel& model, Response& reply) {
+        return WithSessionDetails(answer(message, model, reply));
+      });
 }
 
 grpc::ServerUnaryReactor* SessionsService::Create(Context* context, const Bytes* request, Bytes* response) {

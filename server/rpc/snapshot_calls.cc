@@ -1,7 +1,14 @@
 #include "server/rpc/snapshot_calls.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdint>
+#include <iterator>
+#include <memory>
 #include <span>
 #include <utility>
 
@@ -23,22 +30,61 @@ absl::Status Loading() {
   return WithRetry(WithReason(absl::UnavailableError("the model is being loaded"), "MODEL_LOADING"), kRetry);
 }
 
+double SecondsSince(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+void LogEnd(const RpcEnvironment& environment, RpcMethod method, const CallRecord& call,
+            const absl::Status& end, Clock::duration lasted) {
+  LogCallEnd(environment.log, {.method = method,
+                               .request_id = call.request_id,
+                               .session = call.session,
+                               .caller = call.caller,
+                               .origin = call.origin,
+                               .code = end.code(),
+                               .reason = ErrorReason(end),
+                               .message = LoggedMessage(end),
+                               .total = lasted});
+}
+
 absl::Status TooMany(const char* what) {
   return WithRetry(
       WithReason(absl::ResourceExhaustedError(absl::StrFormat("too many %s", what)), "QUEUE_FULL"), kRetry);
+}
+
+// An ExportResponse whose chunk is a part of the snapshot, which it keeps: nothing is copied.
+grpc::ByteBuffer ChunkMessage(const std::shared_ptr<const HostBuffer>& snapshot, size_t offset, size_t size) {
+  using google::protobuf::internal::WireFormatLite;
+  using google::protobuf::io::CodedOutputStream;
+  std::array<uint8_t, 16> head;  // two varints
+  uint8_t* end = WireFormatLite::WriteTagToArray(v1::ExportResponse::kChunkFieldNumber,
+                                                 WireFormatLite::WIRETYPE_LENGTH_DELIMITED, head.data());
+  end = CodedOutputStream::WriteVarint32ToArray(static_cast<uint32_t>(size), end);
+  using Keeper = std::shared_ptr<const HostBuffer>;
+  // gRPC takes a pointer to what may be written, and only reads.
+  auto* const bytes = const_cast<std::byte*>(snapshot->data()) + offset;
+  const grpc::Slice slices[] = {
+      grpc::Slice(head.data(), static_cast<size_t>(end - head.data())),
+      grpc::Slice(
+          bytes, size, [](void* keeper) { delete static_cast<Keeper*>(keeper); }, new Keeper(snapshot))};
+  return grpc::ByteBuffer(slices, std::size(slices));
 }
 
 }  // namespace
 
 ExportCall::ExportCall(RpcEnvironment& environment, TransferLimit& limit,
                        grpc::CallbackServerContext& context, const grpc::ByteBuffer& request)
-    : environment_(environment), limit_(limit), context_(context), request_(request) {
+    : environment_(environment), limit_(limit), context_(context), request_(request), call_(context) {
   environment_.metrics.OnCallStarted(RpcMethod::kExport);
   if (absl::Status status = Begin(); !status.ok()) End(status);
 }
 
 absl::Status ExportCall::Begin() {
-  if (environment_.state.model() == nullptr) return Loading();
+  absl::StatusOr<Caller> caller = environment_.access.Admit(context_, call_.origin, RpcMethod::kExport);
+  if (!caller.ok()) return caller.status();
+  call_.caller = *std::move(caller);
+  model_ = environment_.access.ModelOf(call_.caller);
+  if (model_ == nullptr) return Loading();
   place_ = limit_.Enter([this] { context_.TryCancel(); });
   if (!place_) return TooMany("snapshots are on their way");
   const auto job = [this] {
@@ -52,23 +98,23 @@ absl::Status ExportCall::Read() {
   v1::ExportRequest request;
   if (absl::Status status = ParseRequest(request_, request); !status.ok()) return status;
   if (absl::Status status = CheckNoUnknownFields(request); !status.ok()) return status;
+  call_.session = LoggedName(request.session_id());
   if (absl::Status status = CheckName("session_id", request.session_id()); !status.ok()) return status;
   if (absl::Status status = CheckOptionalName("mark", request.mark()); !status.ok()) return status;
   if (cancelled_) return absl::CancelledError("cancelled before the snapshot was made");
-  absl::StatusOr<std::vector<std::byte>> snapshot =
-      environment_.state.model()->sessions->Export(request.session_id(), request.mark());
+  absl::StatusOr<HostBuffer> snapshot = model_->sessions->Export(request.session_id(), request.mark());
   if (!snapshot.ok()) return snapshot.status();
-  snapshot_ = *std::move(snapshot);
+  snapshot_ = std::make_shared<const HostBuffer>(*std::move(snapshot));
   return absl::OkStatus();
 }
 
 void ExportCall::WriteNext() {
-  const size_t size = std::min(snapshot_.size() - num_sent_, kMaxChunkBytes);
-  message_.set_chunk(snapshot_.data() + num_sent_, size);
-  SerializeReply(message_, message_bytes_);
+  if (num_sent_ == 0) EchoTrace(call_.origin.trace_id, absl::OkStatus(), context_);
+  const size_t size = std::min(snapshot_->size() - num_sent_, kMaxChunkBytes);
+  message_bytes_ = ChunkMessage(snapshot_, num_sent_, size);
   num_sent_ += size;
-  if (num_sent_ < snapshot_.size()) return StartWrite(&message_bytes_);
-  end_code_ = absl::StatusCode::kOk;
+  if (num_sent_ < snapshot_->size()) return StartWrite(&message_bytes_);
+  end_ = absl::OkStatus();
   StartWriteAndFinish(&message_bytes_, grpc::WriteOptions(), grpc::Status::OK);
 }
 
@@ -79,25 +125,30 @@ void ExportCall::OnWriteDone(bool ok) {
 }
 
 void ExportCall::End(const absl::Status& status) {
-  end_code_ = status.code();
+  end_ = status;
+  EchoTrace(num_sent_ == 0 ? call_.origin.trace_id : "", status, context_);
   Finish(ToGrpcStatus(status, context_));
 }
 
 void ExportCall::OnDone() {
   if (place_) limit_.Leave(*place_);
-  environment_.metrics.OnCallEnded(RpcMethod::kExport, static_cast<int>(end_code_));
+  environment_.metrics.OnCallEnded(RpcMethod::kExport, static_cast<int>(end_.code()), SecondsSince(begin_));
+  LogEnd(environment_, RpcMethod::kExport, call_, end_, Clock::now() - begin_);
   delete this;
 }
 
 ImportCall::ImportCall(RpcEnvironment& environment, TransferLimit& limit,
                        grpc::CallbackServerContext& context, grpc::ByteBuffer& response)
-    : environment_(environment),
-      limit_(limit),
-      context_(context),
-      response_(response),
-      model_(environment.state.model()) {
+    : environment_(environment), limit_(limit), context_(context), response_(response), call_(context) {
   environment_.metrics.OnCallStarted(RpcMethod::kImport);
-  if (model_ == nullptr) {
+  absl::StatusOr<Caller> caller = environment_.access.Admit(context_, call_.origin, RpcMethod::kImport);
+  if (caller.ok()) {
+    call_.caller = *std::move(caller);
+    model_ = environment_.access.ModelOf(call_.caller);
+  }
+  if (!caller.ok()) {
+    End(caller.status());
+  } else if (model_ == nullptr) {
     End(Loading());
   } else if (place_ = limit_.Enter([this] { context_.TryCancel(); }); !place_) {
     End(TooMany("snapshots are on their way"));
@@ -135,6 +186,8 @@ absl::Status ImportCall::TakeMessage() {
 }
 
 absl::Status ImportCall::TakeOptions(const v1::ImportOptions& options) {
+  call_.request_id = LoggedText(options.request_id());
+  call_.session = LoggedName(options.session_id());
   if (options_) return InvalidField("options", "come a second time; they are the first message alone");
   if (absl::Status status = CheckOptionalName("options.session_id", options.session_id()); !status.ok())
     return status;
@@ -163,6 +216,7 @@ absl::Status ImportCall::TakeChunk(const std::string& chunk) {
                                         snapshot_.size() + chunk.size() - 1, most));
   }
   const auto bytes = std::as_bytes(std::span(chunk));
+  snapshot_.reserve(most);  // no copies as it grows
   snapshot_.insert(snapshot_.end(), bytes.begin(), bytes.end());
   return absl::OkStatus();
 }
@@ -179,13 +233,15 @@ absl::Status ImportCall::Import() {
 }
 
 void ImportCall::End(const absl::Status& status) {
-  end_code_ = status.code();
+  end_ = status;
+  EchoTrace(call_.origin.trace_id, status, context_);
   Finish(ToGrpcStatus(status, context_));
 }
 
 void ImportCall::OnDone() {
   if (place_) limit_.Leave(*place_);
-  environment_.metrics.OnCallEnded(RpcMethod::kImport, static_cast<int>(end_code_));
+  environment_.metrics.OnCallEnded(RpcMethod::kImport, static_cast<int>(end_.code()), SecondsSince(begin_));
+  LogEnd(environment_, RpcMethod::kImport, call_, end_, Clock::now() - begin_);
   delete this;
 }
 

@@ -9,13 +9,16 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "efla/v1/sessions.pb.h"
+#include "server/rpc/access.h"
 #include "server/rpc/rpc_environment.h"
 #include "server/rpc/transfer_limit.h"
+#include "server/sessions/host_buffer.h"
 
 namespace efla {
 
@@ -44,11 +47,13 @@ class ExportCall : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   const grpc::ByteBuffer& request_;
   std::optional<TransferLimit::Place> place_;
   std::atomic<bool> cancelled_ = false;
-  std::vector<std::byte> snapshot_;
+  std::shared_ptr<const HostBuffer> snapshot_;
   size_t num_sent_ = 0;  // bytes, the write under way included
-  v1::ExportResponse message_;
   grpc::ByteBuffer message_bytes_;
-  absl::StatusCode end_code_ = absl::StatusCode::kUnknown;
+  const Clock::time_point begin_ = Clock::now();
+  CallRecord call_;
+  const ServedModel* model_ = nullptr;
+  absl::Status end_ = absl::UnknownError("");
 };
 
 // Chunks are checked as they come: what is too large is refused before the rest has been sent. Deletes
@@ -74,7 +79,7 @@ class ImportCall : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   TransferLimit& limit_;
   grpc::CallbackServerContext& context_;
   grpc::ByteBuffer& response_;
-  const ServedModel* const model_;
+  const ServedModel* model_ = nullptr;
   std::optional<TransferLimit::Place> place_;
   std::atomic<bool> cancelled_ = false;
   grpc::ByteBuffer message_bytes_;  // being read
@@ -82,7 +87,9 @@ class ImportCall : public grpc::ServerReadReactor<grpc::ByteBuffer> {
   Durability durability_ = Durability::kAsync;
   std::chrono::milliseconds ttl_{0};
   std::vector<std::byte> snapshot_;
-  absl::StatusCode end_code_ = absl::StatusCode::kUnknown;
+  const Clock::time_point begin_ = Clock::now();
+  CallRecord call_;
+  absl::Status end_ = absl::UnknownError("");
 };
 
 }  // namespace efla

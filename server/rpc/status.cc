@@ -14,6 +14,20 @@ namespace {
 
 constexpr char kErrorDomain[] = "efla";
 constexpr char kPushbackTrailer[] = "grpc-retry-pushback-ms";
+constexpr char kTraceHeader[] = "x-trace-id";
+constexpr size_t kMaxLoggedBytes = 256;
+// Clients take 8 KiB of headers and trailers by default, and lose the code with what is above. A message goes
+// out up to three times: as it is, a byte as three at worst, and twice in the details, in base64.
+constexpr size_t kMaxMessageBytes = 1024;
+constexpr std::string_view kCutMark = "...";
+
+// Cut at the end of a character.
+std::string Clipped(std::string_view text) {
+  if (text.size() <= kMaxMessageBytes) return std::string(text);
+  size_t end = kMaxMessageBytes - kCutMark.size();
+  while (end > 0 && (text[end] & 0xC0) == 0x80) --end;
+  return std::string(text.substr(0, end)).append(kCutMark);
+}
 
 template <typename Detail>
 std::string TypeUrl() {
@@ -36,17 +50,38 @@ std::optional<std::chrono::milliseconds> RetryDelay(const absl::Status& status) 
 }  // namespace
 
 absl::Status InvalidField(std::string_view field, std::string_view problem) {
-  absl::Status status = absl::InvalidArgumentError(absl::StrFormat("%s %s", field, problem));
+  absl::Status status = absl::InvalidArgumentError(Clipped(absl::StrFormat("%s %s", field, problem)));
   google::rpc::BadRequest bad_request;
   google::rpc::BadRequest::FieldViolation& violation = *bad_request.add_field_violations();
-  violation.set_field(std::string(field));
-  violation.set_description(std::string(problem));
+  violation.set_field(Clipped(field));
+  violation.set_description(Clipped(problem));
   SetDetail(status, bad_request);
   return status;
 }
 
 bool HasReason(const absl::Status& status) {
   return status.GetPayload(TypeUrl<google::rpc::ErrorInfo>()).has_value();
+}
+
+std::string ErrorReason(const absl::Status& status) {
+  const absl::optional<absl::Cord> payload = status.GetPayload(TypeUrl<google::rpc::ErrorInfo>());
+  google::rpc::ErrorInfo info;
+  return payload && info.ParseFromString(std::string(*payload)) ? info.reason() : "";
+}
+
+std::string LoggedMessage(const absl::Status& status) {
+  if (status.code() != absl::StatusCode::kInvalidArgument) {
+    return std::string(status.message().substr(0, kMaxLoggedBytes));
+  }
+  std::string fields;
+  google::rpc::BadRequest bad_request;
+  const absl::optional<absl::Cord> payload = status.GetPayload(TypeUrl<google::rpc::BadRequest>());
+  if (payload && bad_request.ParseFromString(std::string(*payload))) {
+    for (const auto& violation : bad_request.field_violations()) {
+      fields += (fields.empty() ? "" : ", ") + violation.field();
+    }
+  }
+  return (fields.empty() ? "the request" : fields.substr(0, kMaxLoggedBytes)) + " is not valid";
 }
 
 absl::Status WithReason(absl::Status status, std::string_view reason,
@@ -69,7 +104,7 @@ absl::Status WithRetry(absl::Status status, std::chrono::milliseconds delay) {
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  const std::string message(status.message());
+  const std::string message = Clipped(std::string(status.message()));
   google::rpc::Status details;
   status.ForEachPayload([&](absl::string_view type_url, const absl::Cord& payload) {
     google::protobuf::Any& detail = *details.add_details();
@@ -81,6 +116,16 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
   details.set_code(static_cast<int32_t>(status.code()));
   details.set_message(message);
   return grpc::Status(code, message, details.SerializeAsString());
+}
+
+void EchoTrace(const std::string& trace_id, const absl::Status& status,
+               grpc::CallbackServerContext& context) {
+  if (trace_id.empty()) return;
+  if (status.ok()) {
+    context.AddInitialMetadata(kTraceHeader, trace_id);
+  } else {
+    context.AddTrailingMetadata(kTraceHeader, trace_id);
+  }
 }
 
 grpc::Status ToGrpcStatus(const absl::Status& status, grpc::CallbackServerContext& context) {

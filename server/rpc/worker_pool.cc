@@ -5,7 +5,8 @@
 namespace efla {
 
 WorkerPool::WorkerPool(size_t max_jobs, size_t max_bytes) : max_jobs_(max_jobs), max_bytes_(max_bytes) {
-  for (Lane* lane : {&small_, &large_}) lane->thread = std::thread([lane] { Run(*lane); });
+  for (int i = 0; i < kSmallThreads; ++i) small_.threads.emplace_back([this] { Run(small_); });
+  for (int i = 0; i < kLargeThreads; ++i) large_.threads.emplace_back([this] { Run(large_); });
 }
 
 WorkerPool::~WorkerPool() {
@@ -15,7 +16,7 @@ WorkerPool::~WorkerPool() {
       lane->stopping = true;
     }
     lane->changed.notify_all();
-    lane->thread.join();
+    for (std::thread& thread : lane->threads) thread.join();
   }
 }
 

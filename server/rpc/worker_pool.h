@@ -9,14 +9,16 @@
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 namespace efla {
 
-// Two lanes of one thread each, by the size of what is worked on, so that a megabyte of text never holds up
-// short requests. Any thread.
+// Two lanes by the size of what is worked on, so that a megabyte of text never holds up short requests: one
+// thread for short work, two for large, of which one job may take seconds. Any thread.
 class WorkerPool {
  public:
   static constexpr size_t kLargeBytes = 64 << 10;  // from here on, the lane for large work
+  static constexpr int kSmallThreads = 1, kLargeThreads = 2;
 
   // Each lane queues at most `max_jobs` jobs, which work on at most `max_bytes` together.
   WorkerPool(size_t max_jobs, size_t max_bytes);
@@ -38,7 +40,7 @@ class WorkerPool {
     std::deque<Job> jobs;
     size_t bytes = 0;  // of the jobs
     bool stopping = false;
-    std::thread thread;
+    std::vector<std::thread> threads;
   };
   Lane& LaneFor(size_t bytes) { return bytes < kLargeBytes ? small_ : large_; }
   static void Run(Lane& lane);

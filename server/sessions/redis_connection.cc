@@ -40,7 +40,14 @@ RedisReply* Place(const redisReadTask* task) {
 void* MakeText(const redisReadTask* task, char* text, size_t size) {
   RedisReply* reply = Place(task);
   reply->type = task->type == REDIS_REPLY_ERROR ? RedisReply::Type::kError : RedisReply::Type::kText;
-  reply->text.assign(text, size);
+  reply->integer = static_cast<int64_t>(size);
+  // Of ReceiveInto: the reader's own data.
+  const auto* place = static_cast<const std::span<std::byte>*>(task->privdata);
+  if (place != nullptr && place->size() == size && reply->type == RedisReply::Type::kText) {
+    std::memcpy(place->data(), text, size);
+  } else {
+    reply->text.assign(text, size);
+  }
   return reply;
 }
 void* MakeArray(const redisReadTask* task, int elements) {
@@ -224,6 +231,15 @@ absl::StatusOr<RedisReply> RedisConnection::Receive(TimePoint deadline) {
       return Broken(std::strerror(errno));
     }
   }
+}
+
+absl::StatusOr<RedisReply> RedisConnection::ReceiveInto(std::span<std::byte> to, TimePoint deadline) {
+  auto* reader = static_cast<redisReader*>(reader_.get());
+  place_ = to;
+  reader->privdata = &place_;
+  absl::StatusOr<RedisReply> reply = Receive(deadline);
+  reader->privdata = nullptr;
+  return reply;
 }
 
 absl::StatusOr<RedisReply> RedisConnection::Call(std::span<const std::string_view> words,

@@ -3,6 +3,7 @@
 #define EFLA_SERVER_SESSIONS_REDIS_CONNECTION_H_
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -43,6 +44,9 @@ class RedisConnection {
   absl::Status Send(std::span<const std::string_view> words, TimePoint deadline);
   // The reply to the earliest command that has none. Errors are statuses only where the transport failed.
   absl::StatusOr<RedisReply> Receive(TimePoint deadline);
+  // Likewise, where a text is expected: its bytes go to `to` and nowhere else, when they are as many;
+  // `integer` is how many there were.
+  absl::StatusOr<RedisReply> ReceiveInto(std::span<std::byte> to, TimePoint deadline);
   // One command; error replies are statuses.
   absl::StatusOr<RedisReply> Call(std::span<const std::string_view> words, TimePoint deadline);
 
@@ -68,6 +72,7 @@ class RedisConnection {
   const int fd_;
   const std::string name_;  // of the server, for messages
   std::unique_ptr<void, ReaderDeleter> reader_;
+  std::span<std::byte> place_;  // for the text of the next reply
   std::vector<char> received_;
   bool usable_ = true, closed_by_server_ = false;
   int64_t outstanding_ = 0;  // replies to come

@@ -1,7 +1,5 @@
 #include "server/sessions/redis_store.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -12,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -30,7 +29,8 @@ using Words = std::initializer_list<std::string_view>;
 constexpr size_t kPieceBytes = 1 << 20;
 constexpr size_t kMaxSnapshotBytes = size_t{4} << 30;
 constexpr size_t kPiecesAhead = 4;  // on the wire before a reply is waited for: enough to hide its way
-constexpr int kMaxBusyWaits = 10;   // command_timeouts that a call waits for a connection
+constexpr milliseconds kLoadingPollInterval{100};
+constexpr int kMaxBusyWaits = 10;  // command_timeouts that a call waits for a connection
 
 // Scripts are given the snapshots' key prefix and the grace in milliseconds before their own arguments.
 // Snapshot ID: a hash at PREFIX..ID with fields bytes, pieces, hash, and for each session that names it a
@@ -93,6 +93,8 @@ local owner, deleted, expires = ARGV[7], ARGV[8], tonumber(ARGV[9])
 local old = redis.call('HMGET', key, 'epoch', 'revision', 'owner', 'deleted', 'snapshots', 'put')
 -- The same put once more, after its first reply was lost.
 if old[6] == ARGV[12] then return {0} end
+-- A damaged record counts as none, so that a deletion can replace it.
+if old[1] and not (string.match(old[1], '^%d+$') and string.match(old[2] or '', '^%d+$')) then old[1] = false end
 
 local replaces = false
 if not old[1] then
@@ -102,7 +104,13 @@ elseif old[4] == '1' then
   replaces = is_expected and (epoch > old[1] or (deleted == '1' and epoch == old[1]))
 elseif expected == old[1] then
   local takes = owner ~= '' and owner ~= old[3]
-  replaces = epoch > old[1] or (revision >= old[2] and not takes)
+  local goes_back = revision < old[2]
+  local claims_stale = goes_back and owner ~= '' and revision ~= string.rep('0', 20)
+  if epoch > old[1] then
+    replaces = not claims_stale or deleted == '1'
+  else
+    replaces = not goes_back and not takes
+  end
 end
 if not replaces then
   if not old[1] then return {1} end
@@ -137,11 +145,6 @@ for id in pairs(before) do
 end
 return {0}
 )lua";
-
-std::string HashHex(std::span<const std::byte> bytes) {
-  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
-  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
-}
 
 template <typename T>
 bool ReadNumber(const RedisReply& reply, T& value) {
@@ -224,13 +227,15 @@ class RedisStoreImpl final : public RedisStore {
   const char* kind() const override { return "redis"; }
   bool shared() const override { return true; }
   absl::Status PutSnapshot(const std::string& id, std::span<const std::byte> bytes) override;
-  absl::StatusOr<std::vector<std::byte>> GetSnapshot(const std::string& id) override;
+  absl::StatusOr<HostBuffer> GetSnapshot(const std::string& id) override;
   absl::StatusOr<SessionRecord> GetRecord(const std::string& session_id) override;
   absl::Status PutRecord(const SessionRecord& record, uint64_t expected_epoch) override;
   absl::StatusOr<std::vector<std::string>> ListRecords() override;
   absl::Status RenewLease(const std::string& owner, const std::string& address, milliseconds ttl) override;
   absl::StatusOr<std::string> GetLease(const std::string& owner) override;
   absl::Status Ping() override;
+  absl::Status PingLoaded(milliseconds patience, const std::function<void()>& on_wait) override;
+  absl::StatusOr<std::string> MaxMemoryPolicy() override;
   Stats stats() const override;
 
  private:
@@ -256,8 +261,7 @@ class RedisStoreImpl final : public RedisStore {
 
   absl::Status SendPieces(RedisConnection& connection, const std::string& id,
                           std::span<const std::byte> bytes);
-  absl::Status ReceivePieces(RedisConnection& connection, const std::string& id, size_t size,
-                             std::vector<std::byte>& bytes);
+  absl::Status ReceivePieces(RedisConnection& connection, const std::string& id, std::span<std::byte> bytes);
   absl::StatusOr<SessionRecord> ReadRecord(const std::string& session_id, const RedisReply& reply) const;
 
   const RedisAddress address_;
@@ -265,6 +269,7 @@ class RedisStoreImpl final : public RedisStore {
   const std::string snapshot_prefix_, grace_ms_;
   const std::string put_prefix_;  // of this store's puts, unlike any other's
   std::atomic<uint64_t> next_put_ = 0;
+  const std::shared_ptr<HostBuffers> buffers_;
   CircuitBreaker breaker_;
 
   mutable std::mutex mutex_;
@@ -280,6 +285,7 @@ RedisStoreImpl::RedisStoreImpl(const RedisAddress& address, const RedisStoreOpti
       snapshot_prefix_(options.key_prefix + "snapshot:"),
       grace_ms_(std::to_string(options.unnamed_grace.count())),
       put_prefix_(RandomId() + "-"),
+      buffers_(options.buffers != nullptr ? options.buffers : HostBuffers::Create(0)),
       breaker_(options.breaker_failures, options.breaker_open) {}
 
 absl::Status RedisStoreImpl::WaitForTurn(Use use) {
@@ -442,11 +448,9 @@ absl::Status RedisStoreImpl::PutSnapshot(const std::string& id, std::span<const 
   });
 }
 
-absl::Status RedisStoreImpl::ReceivePieces(RedisConnection& connection, const std::string& id, size_t size,
-                                           std::vector<std::byte>& bytes) {
-  const size_t pieces = (size + kPieceBytes - 1) / kPieceBytes;
-  bytes.clear();
-  bytes.reserve(size);
+absl::Status RedisStoreImpl::ReceivePieces(RedisConnection& connection, const std::string& id,
+                                           std::span<std::byte> bytes) {
+  const size_t pieces = (bytes.size() + kPieceBytes - 1) / kPieceBytes;
   for (size_t sent = 0, received = 0; received < pieces;) {
     if (sent < pieces && sent - received < kPiecesAhead) {
       const std::string key = PieceKey(id, sent);
@@ -455,24 +459,23 @@ absl::Status RedisStoreImpl::ReceivePieces(RedisConnection& connection, const st
       ++sent;
       continue;
     }
-    absl::StatusOr<RedisReply> reply = connection.Receive(Deadline());
+    const auto piece = bytes.subspan(received * kPieceBytes)
+                           .first(std::min(kPieceBytes, bytes.size() - received * kPieceBytes));
+    absl::StatusOr<RedisReply> reply = connection.ReceiveInto(piece, Deadline());
     if (!reply.ok()) return reply.status();
     if (absl::Status status = reply->status(); !status.ok()) return status;
-    const size_t expected = std::min(kPieceBytes, size - received * kPieceBytes);
-    if (reply->type != RedisReply::Type::kText || reply->text.size() != expected) {
+    if (reply->type != RedisReply::Type::kText || reply->integer != std::ssize(piece)) {
       return absl::DataLossError(absl::StrFormat(
           "piece %d of snapshot %s has %d bytes of %d in the store; a server that evicts keys does that",
-          received, id, reply->text.size(), expected));
+          received, id, reply->integer, piece.size()));
     }
-    const auto raw = std::as_bytes(std::span(reply->text));
-    bytes.insert(bytes.end(), raw.begin(), raw.end());
     ++received;
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::byte>> RedisStoreImpl::GetSnapshot(const std::string& id) {
-  std::vector<std::byte> bytes;
+absl::StatusOr<HostBuffer> RedisStoreImpl::GetSnapshot(const std::string& id) {
+  HostBuffer bytes;
   std::string hash;
   absl::Status status = Run(Use::kSnapshot, [&](RedisConnection& connection) -> absl::Status {
     const std::string key = SnapshotKey(id);
@@ -488,7 +491,8 @@ absl::StatusOr<std::vector<std::byte>> RedisStoreImpl::GetSnapshot(const std::st
                                                  manifest->elements[0].text));
     }
     hash = manifest->elements[1].text;
-    return ReceivePieces(connection, id, size, bytes);
+    bytes = buffers_->Take(size);
+    return ReceivePieces(connection, id, bytes.span());
   });
   if (!status.ok()) return status;
   if (HashHex(bytes) != hash) {
@@ -621,6 +625,37 @@ absl::StatusOr<std::string> RedisStoreImpl::GetLease(const std::string& owner) {
 }
 
 absl::Status RedisStoreImpl::Ping() { return Call({"PING"}).status(); }
+
+absl::Status RedisStoreImpl::PingLoaded(milliseconds patience, const std::function<void()>& on_wait) {
+  const auto deadline = SteadyClock::now() + patience;
+  for (bool waited = false;; waited = true) {
+    RedisReply reply;
+    const std::string_view word = "PING";
+    const absl::Status status = Run(Use::kShort, [&](RedisConnection& connection) -> absl::Status {
+      if (absl::Status sent = connection.Send(std::span(&word, 1), Deadline()); !sent.ok()) return sent;
+      absl::StatusOr<RedisReply> got = connection.Receive(Deadline());
+      if (!got.ok()) return got.status();
+      reply = *std::move(got);
+      return absl::OkStatus();
+    });
+    if (!status.ok()) return status;
+    const bool loading = reply.type == RedisReply::Type::kError && reply.text.starts_with("LOADING");
+    if (!loading || SteadyClock::now() >= deadline) return reply.status();
+    if (!waited) on_wait();
+    std::this_thread::sleep_for(kLoadingPollInterval);
+  }
+}
+
+absl::StatusOr<std::string> RedisStoreImpl::MaxMemoryPolicy() {
+  constexpr std::string_view kName = "maxmemory_policy:";
+  const absl::StatusOr<RedisReply> reply = Call({"INFO", "memory"});
+  if (!reply.ok()) return reply.status();
+  const std::string_view text = reply->text;
+  const size_t found = text.find(kName);
+  if (found == text.npos) return absl::UnavailableError("the server's INFO has no maxmemory_policy");
+  const std::string_view rest = text.substr(found + kName.size());
+  return std::string(rest.substr(0, rest.find_first_of("\r\n")));
+}
 
 RedisStore::Stats RedisStoreImpl::stats() const {
   Stats stats;

@@ -4,11 +4,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/sessions/host_buffer.h"
 #include "server/sessions/redis_address.h"
 #include "server/sessions/session_store.h"
 
@@ -32,6 +34,7 @@ struct RedisStoreOptions {
   std::chrono::milliseconds tombstone_ttl{std::chrono::hours(24)};
   // Of records that never expire, since their last put.
   std::chrono::milliseconds longest_ttl{std::chrono::hours(24 * 60)};
+  std::shared_ptr<HostBuffers> buffers = nullptr;  // for snapshots read; null: its own
 };
 
 // Beyond SessionStore: keys and scripts are in README.md. A call that timed out may have been carried out:
@@ -45,6 +48,13 @@ class RedisStore : public SessionStore {
 
   // UNAVAILABLE, or PERMISSION_DENIED when the server refuses user and password.
   virtual absl::Status Ping() = 0;
+  // The same, but while the server answers that it is loading its data, asks again until `patience` has
+  // passed. `on_wait` is called once, when there is something to wait for.
+  virtual absl::Status PingLoaded(std::chrono::milliseconds patience,
+                                  const std::function<void()>& on_wait) = 0;
+  // What the server does when its memory is full: "noeviction", or how it chooses what to forget
+  // ("allkeys-lru"). PERMISSION_DENIED when it does not tell this user.
+  virtual absl::StatusOr<std::string> MaxMemoryPolicy() = 0;
 
   enum class Breaker { kClosed, kOpen, kHalfOpen };
   struct Stats {

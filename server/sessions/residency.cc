@@ -42,10 +42,11 @@ class Residency::PinnedState {
 
 Residence::~Residence() {
   ResidentStatePtr device;  // let go of without the lock
+  std::shared_ptr<const HostBuffer> host;
   {
     const std::lock_guard lock(residency_->mutex_);
     device = std::move(device_);
-    host_.reset();
+    host = std::move(host_);
     stored_.fill(false);
     residency_->Book(*this);
     residency_->all_.erase(this);
@@ -56,7 +57,22 @@ Residence::~Residence() {
 
 std::shared_ptr<Residency> Residency::Create(Engine& engine, SnapshotFormat format, SessionStore* disk,
                                              SessionStore* shared, const Options& options) {
-  return std::shared_ptr<Residency>(new Residency(engine, std::move(format), disk, shared, options));
+  std::shared_ptr<Residency> residency(new Residency(engine, std::move(format), disk, shared, options));
+  for (SessionStore* store : {disk, shared}) {
+    if (store == nullptr) continue;
+    store->SetSnapshotsInUse([weak = std::weak_ptr<Residency>(residency)](const std::string& id) {
+      const std::shared_ptr<Residency> known = weak.lock();
+      if (known == nullptr) return false;
+      const std::lock_guard lock(known->mutex_);
+      const auto found = known->by_id_.find(id);
+      return found != known->by_id_.end() && !found->second->weak_from_this().expired();
+    });
+    store->SetSessionOfSnapshot([weak = std::weak_ptr<Residency>(residency)](const std::string& id) {
+      const std::shared_ptr<Residency> known = weak.lock();
+      return known == nullptr ? std::string() : known->SessionOf(id);
+    });
+  }
+  return residency;
 }
 
 Residency::Residency(Engine& engine, SnapshotFormat format, SessionStore* disk, SessionStore* shared,
@@ -112,46 +128,48 @@ bool Residency::StoredSafely(const Residence& residence) const {
 }
 
 // With mutex_ held.
-ResidencePtr Residency::Make(int64_t fed_tokens) {
+ResidencePtr Residency::Make(const std::string& session_id, int64_t fed_tokens) {
   EFLA_CHECK(fed_tokens > 0);
-  ResidencePtr residence(new Residence(shared_from_this(), fed_tokens));
+  ResidencePtr residence(new Residence(shared_from_this(), fed_tokens, session_id));
   residence->last_use_ = Now();
   all_.insert(residence.get());
   return residence;
 }
 
-ResidencePtr Residency::AddDevice(ContextTokens base, ResidentStatePtr state) {
+ResidencePtr Residency::AddDevice(const std::string& session_id, ContextTokens base, ResidentStatePtr state) {
   EFLA_CHECK(state != nullptr);
   auto tokens = std::make_shared<const ContextTokens>(std::move(base));
   const std::lock_guard lock(mutex_);
-  ResidencePtr residence = Make(tokens->fed_tokens);
+  ResidencePtr residence = Make(session_id, tokens->fed_tokens);
   residence->base_ = std::move(tokens);
   residence->device_ = std::move(state);
   Book(*residence);
   return residence;
 }
 
-absl::StatusOr<ResidencePtr> Residency::AddHost(ContextTokens base, std::vector<std::byte> state) {
-  EFLA_CHECK(std::ssize(state) == state_bytes_);
+absl::StatusOr<ResidencePtr> Residency::AddHost(const std::string& session_id, ContextTokens base,
+                                                HostBuffer state) {
+  EFLA_CHECK(static_cast<int64_t>(state.size()) == state_bytes_);
   if (!Reserve()) return HostIsFull();
   auto tokens = std::make_shared<const ContextTokens>(std::move(base));
   const std::lock_guard lock(mutex_);
   reserved_bytes_ -= state_bytes_;
-  ResidencePtr residence = Make(tokens->fed_tokens);
+  ResidencePtr residence = Make(session_id, tokens->fed_tokens);
   residence->base_ = std::move(tokens);
-  residence->host_ = std::make_shared<const std::vector<std::byte>>(std::move(state));
+  residence->host_ = std::make_shared<const HostBuffer>(std::move(state));
   Book(*residence);
   return residence;
 }
 
-absl::StatusOr<ResidencePtr> Residency::FromRecord(const std::string& snapshot_id, int64_t fed_tokens,
+absl::StatusOr<ResidencePtr> Residency::FromRecord(const std::string& session_id,
+                                                   const std::string& snapshot_id, int64_t fed_tokens,
                                                    StoreIndex store) {
   ResidencePtr residence;  // let go of without the lock
   const std::lock_guard lock(mutex_);
   Residence*& entry = by_id_[snapshot_id];
   if (entry != nullptr) residence = entry->weak_from_this().lock();
   if (residence == nullptr) {
-    residence = Make(fed_tokens);
+    residence = Make(session_id, fed_tokens);
     residence->snapshot_id_ = snapshot_id;
     entry = residence.get();
   } else if (residence->fed_tokens != fed_tokens) {
@@ -194,7 +212,49 @@ Residency::Tier Residency::tier(const Residence& residence) const {
   const std::lock_guard lock(mutex_);
   if (residence.device_ != nullptr) return Tier::kDevice;
   if (residence.host_ != nullptr) return Tier::kHost;
-  return residence.stored_[kDiskStore] ? Tier::kDisk : Tier::kShared;
+  if (residence.stored_[kDiskStore]) return Tier::kDisk;
+  return residence.stored_[kSharedStore] ? Tier::kShared : Tier::kNone;
+}
+
+absl::Status Residency::Damage(const Residence& residence) const {
+  const std::lock_guard lock(mutex_);
+  return residence.damage_;
+}
+
+void Residency::NoteIfLost(Residence& residence) {
+  if (residence.device_ != nullptr || residence.host_ != nullptr) return;
+  if (residence.stored_[kDiskStore] || residence.stored_[kSharedStore]) return;
+  residence.damage_ = WithSessionError(
+      absl::DataLossError(absl::StrFormat("snapshot %s is in no store any more", residence.snapshot_id_)),
+      "SNAPSHOT_DAMAGED");
+}
+
+std::string Residency::SessionOf(const std::string& snapshot_id) const {
+  const std::lock_guard lock(mutex_);
+  const auto known = by_id_.find(snapshot_id);
+  return known == by_id_.end() ? std::string() : known->second->made_for;
+}
+
+void Residency::MarkMissing(const std::string& snapshot_id, StoreIndex store) {
+  ResidencePtr residence;  // let go of without the lock
+  const std::lock_guard lock(mutex_);
+  const auto known = by_id_.find(snapshot_id);
+  if (known == by_id_.end()) return;
+  residence = known->second->weak_from_this().lock();
+  if (residence == nullptr) return;
+  residence->stored_[store] = false;
+  NoteIfLost(*residence);
+  Book(*residence);
+}
+
+absl::Status Residency::CheckWhole(Residence& residence) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (residence.device_ != nullptr || residence.host_ != nullptr || residence.seen_whole_)
+      return residence.damage_;
+  }
+  const absl::Status status = Read(residence).status();
+  return absl::IsDataLoss(status) || absl::IsFailedPrecondition(status) ? status : absl::OkStatus();
 }
 
 // It could be dropped if a store had it.
@@ -218,7 +278,7 @@ bool Residency::HasRoom() const {
 
 // Room for one more state in host memory, at no cost but to forget copies.
 bool Residency::TryReserve() {
-  std::vector<std::shared_ptr<const std::vector<std::byte>>> dropped;  // freed without the lock
+  std::vector<std::shared_ptr<const HostBuffer>> dropped;  // freed without the lock
   std::vector<std::shared_ptr<const ContextTokens>> tokens;
   const std::lock_guard lock(mutex_);
   for (Residence* residence : device_queue_) {
@@ -347,6 +407,26 @@ absl::StatusOr<Residency::Lifted> Residency::LiftPinned(Residence& residence, Cl
   }
 }
 
+absl::Status Residency::LiftToHost(Residence& residence) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (residence.device_ != nullptr || residence.host_ != nullptr) return absl::OkStatus();
+  }
+  if (!Reserve()) return HostIsFull();
+  const std::lock_guard transfer(residence.transfer_);
+  absl::StatusOr<State> state = ReadHeld(residence);
+  const std::lock_guard lock(mutex_);
+  reserved_bytes_ -= state_bytes_;
+  if (!state.ok()) return state.status();
+  if (residence.device_ != nullptr || residence.host_ != nullptr) return absl::OkStatus();
+  ++(residence.stored_[kDiskStore] ? lifts_disk_ : lifts_shared_);
+  residence.host_ = std::move(state->bytes);
+  residence.base_ = std::move(state->base);
+  Touch(residence);
+  Book(residence);
+  return absl::OkStatus();
+}
+
 // ---- Off the device ----
 
 // Least recently used first.
@@ -376,8 +456,8 @@ absl::Status Residency::SinkReserved(Residence& residence) {
       return absl::OkStatus();
     }
   }
-  auto bytes = std::make_shared<std::vector<std::byte>>(state_bytes_);
-  const absl::Status status = engine_.CopyOut(*device, *bytes);
+  auto bytes = std::make_shared<HostBuffer>(format_.buffers()->Take(static_cast<size_t>(state_bytes_)));
+  const absl::Status status = engine_.CopyOut(*device, bytes->span());
   const std::lock_guard lock(mutex_);
   reserved_bytes_ -= state_bytes_;
   if (!status.ok()) return status;
@@ -433,7 +513,7 @@ void Residency::SinkIdle(std::chrono::milliseconds idle) {
 
 bool Residency::DropFromMemory(Residence& residence, std::chrono::milliseconds idle) {
   ResidentStatePtr device;
-  std::shared_ptr<const std::vector<std::byte>> host;
+  std::shared_ptr<const HostBuffer> host;
   std::shared_ptr<const ContextTokens> base;
   const std::lock_guard lock(mutex_);
   if (residence.pins_ > 0 || !StoredSafely(residence) || residence.last_use_ > Now() - idle) return false;
@@ -458,9 +538,13 @@ absl::StatusOr<Residency::State> Residency::Fetch(Residence& residence) {
     id = residence.snapshot_id_;
   }
   absl::Status error = absl::DataLossError(absl::StrFormat("snapshot %s is in no store any more", id));
+  // A store that cannot be read now may have it whole: that counts for more than damage in the other one.
+  const auto failed = [&](absl::Status status) {
+    if (!absl::IsUnavailable(error)) error = std::move(status);
+  };
   for (int store = 0; store < kNumStores; ++store) {
     if (!stored[store]) continue;
-    absl::StatusOr<std::vector<std::byte>> bytes = stores_[store]->GetSnapshot(id);
+    absl::StatusOr<HostBuffer> bytes = stores_[store]->GetSnapshot(id);
     if (!bytes.ok()) {
       if (absl::IsNotFound(bytes.status())) {
         const std::lock_guard lock(mutex_);
@@ -468,22 +552,32 @@ absl::StatusOr<Residency::State> Residency::Fetch(Residence& residence) {
         Book(residence);
       } else {
         ++store_errors_;
-        error = bytes.status();
+        failed(bytes.status());
       }
       continue;
     }
-    absl::StatusOr<Snapshot> snapshot = format_.Decode(*bytes, options_.allow_other_numerics);
+    absl::StatusOr<Snapshot> snapshot =
+        format_.DecodeInPlace(*std::move(bytes), options_.allow_other_numerics);
     if (!snapshot.ok()) {
-      error = snapshot.status();
+      failed(snapshot.status());
     } else if (snapshot->tokens.fed_tokens != residence.fed_tokens) {
-      error = absl::DataLossError(absl::StrFormat("snapshot %s covers %d tokens; its record says %d", id,
-                                                  snapshot->tokens.fed_tokens, residence.fed_tokens));
+      failed(absl::DataLossError(absl::StrFormat("snapshot %s covers %d tokens; its record says %d", id,
+                                                 snapshot->tokens.fed_tokens, residence.fed_tokens)));
     } else {
+      {
+        const std::lock_guard lock(mutex_);
+        residence.damage_ = absl::OkStatus();
+        residence.seen_whole_ = true;
+      }
       return State{std::make_shared<const ContextTokens>(std::move(snapshot->tokens)),
-                   std::make_shared<const std::vector<std::byte>>(std::move(snapshot->state))};
+                   std::make_shared<const HostBuffer>(std::move(snapshot->state))};
     }
   }
-  if (absl::IsDataLoss(error)) error = WithSessionError(std::move(error), "SNAPSHOT_DAMAGED");
+  if (absl::IsDataLoss(error)) {
+    error = WithSessionError(std::move(error), "SNAPSHOT_DAMAGED");
+    const std::lock_guard lock(mutex_);
+    residence.damage_ = error;
+  }
   if (absl::IsFailedPrecondition(error)) error = WithSessionError(std::move(error), "SNAPSHOT_MISMATCH");
   if (absl::IsUnavailable(error)) error = WithSessionError(std::move(error), "STORE_UNAVAILABLE");
   return error;
@@ -499,8 +593,8 @@ absl::StatusOr<Residency::State> Residency::ReadHeld(Residence& residence) {
   }
   if (state.bytes != nullptr) return state;
   if (device == nullptr) return Fetch(residence);
-  auto bytes = std::make_shared<std::vector<std::byte>>(state_bytes_);
-  if (absl::Status status = engine_.CopyOut(*device, *bytes); !status.ok()) return status;
+  auto bytes = std::make_shared<HostBuffer>(format_.buffers()->Take(static_cast<size_t>(state_bytes_)));
+  if (absl::Status status = engine_.CopyOut(*device, bytes->span()); !status.ok()) return status;
   state.bytes = std::move(bytes);
   // Where there is room the copy stays, and the state sinks later at no cost.
   const std::lock_guard lock(mutex_);
@@ -525,7 +619,7 @@ absl::Status Residency::Store(Residence& residence, StoreIndex store) {
   }
   absl::StatusOr<State> state = ReadHeld(residence);
   if (!state.ok()) return state.status();
-  absl::StatusOr<std::vector<std::byte>> bytes = format_.Encode(*state->base, *state->bytes);
+  absl::StatusOr<HostBuffer> bytes = format_.Encode(*state->base, *state->bytes);
   if (!bytes.ok()) return bytes.status();
   std::string id;
   {
@@ -540,9 +634,9 @@ absl::Status Residency::Store(Residence& residence, StoreIndex store) {
     ++store_errors_;
     return status;
   }
-  stored_bytes_ += std::ssize(*bytes);
+  stored_bytes_ += static_cast<int64_t>(bytes->size());
   const std::lock_guard lock(mutex_);
-  residence.stored_[store] = true;
+  residence.stored_[store] = residence.seen_whole_ = true;
   residence.loose_since_[store] = Now();
   Book(residence);
   return absl::OkStatus();
@@ -556,9 +650,13 @@ void Residency::Recheck(Residence& residence, StoreIndex store) {
     id = residence.snapshot_id_;
     in_memory = residence.device_ != nullptr || residence.host_ != nullptr;
   }
-  if (!in_memory && !absl::IsNotFound(stores_[store]->GetSnapshot(id).status())) return;
+  if (!in_memory) {
+    const absl::StatusOr<bool> has = stores_[store]->HasSnapshot(id);
+    if (!has.ok() || *has) return;
+  }
   const std::lock_guard lock(mutex_);
   residence.stored_[store] = false;
+  NoteIfLost(residence);
   Book(residence);
 }
 
@@ -598,7 +696,7 @@ absl::Status Residency::CheckInvariants() const {
     if ((in_device || in_host) && residence->base_ == nullptr) {
       return absl::InternalError("a state in memory has lost its tokens");
     }
-    if (in_host && std::ssize(*residence->host_) != state_bytes_) {
+    if (in_host && static_cast<int64_t>(residence->host_->size()) != state_bytes_) {
       return absl::InternalError("a state in host memory has not its size");
     }
   }

@@ -24,6 +24,7 @@
 #include "server/engine/engine.h"
 #include "server/engine/resident_state.h"
 #include "server/sessions/context.h"
+#include "server/sessions/host_buffer.h"
 #include "server/sessions/session_store.h"
 #include "server/sessions/snapshot.h"
 
@@ -41,13 +42,14 @@ class Residence : public std::enable_shared_from_this<Residence> {
   Residence(const Residence&) = delete;
   Residence& operator=(const Residence&) = delete;
 
-  const int64_t fed_tokens;  // at least 1
+  const int64_t fed_tokens;    // at least 1
+  const std::string made_for;  // a session's key, for messages; forks of it stand on this too
 
  private:
   friend class Residency;
   enum class Queue { kNone, kDevice, kHost };
-  Residence(std::shared_ptr<Residency> residency, int64_t tokens)
-      : fed_tokens(tokens), residency_(std::move(residency)) {}
+  Residence(std::shared_ptr<Residency> residency, int64_t tokens, const std::string& session_id)
+      : fed_tokens(tokens), made_for(session_id), residency_(std::move(residency)) {}
 
   const std::shared_ptr<Residency> residency_;
   std::mutex transfer_;  // held while the state moves; taken before Residency::mutex_
@@ -56,13 +58,15 @@ class Residence : public std::enable_shared_from_this<Residence> {
   std::shared_ptr<const ContextTokens>
       base_;  // what the context had been when this was made; null: in the stores only
   ResidentStatePtr device_;
-  std::shared_ptr<const std::vector<std::byte>> host_;
+  std::shared_ptr<const HostBuffer> host_;
   std::string snapshot_id_;  // of the snapshot of base_ and the state; empty: none was ever made
   std::array<bool, kNumStores> stored_{};
   std::array<int, kNumStores> names_{};  // records that name the snapshot, as far as is known here
   std::array<Clock::time_point, kNumStores> loose_since_{};  // stored and without a name since then
   int pins_ = 0;
   Clock::time_point last_use_;
+  absl::Status damage_;      // DATA_LOSS: no store has it whole, as far as was found out
+  bool seen_whole_ = false;  // a store has had it whole
   // As booked in the totals and queues.
   Queue queue_ = Queue::kNone;
   std::list<Residence*>::iterator place_;
@@ -91,14 +95,14 @@ class Residency : public std::enable_shared_from_this<Residency> {
   // calls.
   void SetRelief(std::function<bool(int64_t bytes)> relief) { relief_ = std::move(relief); }
 
-  // A state that a call has just computed.
-  ResidencePtr AddDevice(ContextTokens base, ResidentStatePtr state);
+  // A state that a call has just computed. Here and below, `session_id` is Residence::made_for.
+  ResidencePtr AddDevice(const std::string& session_id, ContextTokens base, ResidentStatePtr state);
   // An imported one. RESOURCE_EXHAUSTED: no host memory.
-  absl::StatusOr<ResidencePtr> AddHost(ContextTokens base, std::vector<std::byte> state);
+  absl::StatusOr<ResidencePtr> AddHost(const std::string& session_id, ContextTokens base, HostBuffer state);
   // The one that a record names: the same object for one id. DATA_LOSS when it is known to cover other
   // tokens.
-  absl::StatusOr<ResidencePtr> FromRecord(const std::string& snapshot_id, int64_t fed_tokens,
-                                          StoreIndex store);
+  absl::StatusOr<ResidencePtr> FromRecord(const std::string& session_id, const std::string& snapshot_id,
+                                          int64_t fed_tokens, StoreIndex store);
 
   struct Lifted {
     ResidentStatePtr state;  // keeps the slot while any copy of this pointer lives
@@ -107,6 +111,9 @@ class Residency : public std::enable_shared_from_this<Residency> {
   // To the device. RESOURCE_EXHAUSTED: no slot came free in slot_wait. DATA_LOSS: the snapshot is gone or
   // damaged.
   absl::StatusOr<Lifted> Lift(Residence& residence);
+  // From a store into host memory; nothing where it is in memory already. RESOURCE_EXHAUSTED: no host memory.
+  // DATA_LOSS as Lift.
+  absl::Status LiftToHost(Residence& residence);
   // Off the device, into host memory (nothing else, where a store holds it and host memory is short).
   // RESOURCE_EXHAUSTED: no host memory.
   absl::Status Sink(Residence& residence);
@@ -124,10 +131,20 @@ class Residency : public std::enable_shared_from_this<Residency> {
   bool DropFromMemory(Residence& residence, std::chrono::milliseconds idle);
   struct State {
     std::shared_ptr<const ContextTokens> base;
-    std::shared_ptr<const std::vector<std::byte>> bytes;
+    std::shared_ptr<const HostBuffer> bytes;
   };
   // A copy in host memory, wherever it rests.
   absl::StatusOr<State> Read(Residence& residence);
+
+  // DATA_LOSS: it is known to be lost or damaged; a read that succeeds ends that.
+  absl::Status Damage(const Residence& residence) const;
+  // DATA_LOSS or FAILED_PRECONDITION: it cannot be used. Reads what only a store has and was never read or
+  // written here; what the store cannot answer now is taken to be whole.
+  absl::Status CheckWhole(Residence& residence);
+  // Which session it was made for; empty: it is not known here.
+  std::string SessionOf(const std::string& snapshot_id) const;
+  // The store has been found not to have the snapshot.
+  void MarkMissing(const std::string& snapshot_id, StoreIndex store);
 
   // A record that names the snapshot has been written, or names it no longer.
   void AddName(Residence& residence, StoreIndex store);
@@ -137,8 +154,8 @@ class Residency : public std::enable_shared_from_this<Residency> {
   // The snapshot's id where the store holds it and will not soon drop it; else empty.
   std::string StoredId(Residence& residence, StoreIndex store) const;
 
-  // The highest tier.
-  enum class Tier { kDevice, kHost, kDisk, kShared };
+  // The highest tier; kNone: it is lost.
+  enum class Tier { kNone, kDevice, kHost, kDisk, kShared };
   Tier tier(const Residence& residence) const;
   bool IdleInMemory(const Residence& residence, std::chrono::milliseconds idle) const;
   // In memory only: it would be lost with this process.
@@ -171,12 +188,15 @@ class Residency : public std::enable_shared_from_this<Residency> {
   Clock::time_point Now() const { return options_.now ? options_.now() : Clock::now(); }
 
   // With mutex_ held.
-  ResidencePtr Make(int64_t fed_tokens);
+  ResidencePtr Make(const std::string& session_id, int64_t fed_tokens);
   void Book(Residence& residence);
   void Touch(Residence& residence);
   bool StoredIn(const Residence& residence, int store) const;
   bool StoredSafely(const Residence& residence) const;
   bool FitsHost() const { return host_bytes_ + reserved_bytes_ + state_bytes_ <= options_.host_bytes; }
+
+  // With mutex_ held: `residence` is in no place any more?
+  void NoteIfLost(Residence& residence);
 
   // Without it.
   bool Pin(Residence& residence, Clock::time_point deadline);

@@ -49,7 +49,8 @@ absl::Status CheckContent(const RecordedReply& reply) {
 
 void SetHead(SessionState& state, ContextPtr head) {
   state.head = std::move(head);
-  state.head_since = NextRevision(state);
+  CountChange(state);
+  state.head_since = state.revision;
 }
 
 absl::Status Lost(const Session& session) {

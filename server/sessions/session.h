@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -58,9 +59,11 @@ const RecordedReply* FindReply(const SessionState& state, RecordedReply::Call ca
                                const std::string& request_id);
 // ALREADY_EXISTS, naming the revision, for a reply whose content is no longer kept.
 absl::Status CheckContent(const RecordedReply& reply);
-// Counts a change.
-inline uint64_t NextRevision(SessionState& state) {
-  return state.revision += 1 + std::exchange(state.skipped, 0);
+// The number of the next change.
+inline uint64_t NextRevision(const SessionState& state) { return state.revision + 1 + state.skipped; }
+inline void CountChange(SessionState& state) {
+  state.revision = NextRevision(state);
+  state.skipped = 0;
 }
 // The head gives way to another one.
 void SetHead(SessionState& state, ContextPtr head);
@@ -82,6 +85,8 @@ struct Session : std::enable_shared_from_this<Session> {
   Life life = Life::kLive;
   enum class Writer { kNone, kCall, kTurn };
   Writer writer = Writer::kNone;  // who is changing it: one at a time
+  // Of a turn that is its writer: called once, without this lock, when its life ends.
+  std::function<void()> stop_turn;
 
   SessionState state;
   uint64_t changes = 0;          // of state, those without a new revision included
@@ -100,9 +105,11 @@ struct Session : std::enable_shared_from_this<Session> {
   // The states that its records name.
   std::array<std::vector<ResidencePtr>, kNumStores> named;
 
-  bool queued = false;       // for the writers
-  bool sink_wanted = false;  // with the next write everything goes down
-  int failures = 0;          // of its writes in a row
+  bool queued = false;             // for the writers
+  bool sink_wanted = false;        // with the next write everything goes down
+  int failures = 0;                // of its writes in a row
+  bool loss_told = false;          // the last write found the head's state lost, and that has been told
+  Clock::time_point idle_until{};  // after such a write: upkeep lets it rest, by the manager's clock
 };
 using SessionPtr = std::shared_ptr<Session>;
 

@@ -23,6 +23,7 @@
 #include "server/engine/engine.h"
 #include "server/engine/generation.h"
 #include "server/sessions/context.h"
+#include "server/sessions/host_buffer.h"
 #include "server/sessions/session_store.h"
 #include "server/sessions/snapshot.h"
 
@@ -50,6 +51,11 @@ struct SessionOptions {
   std::string replica;                         // this server's name in the shared store
   std::string address;                         // where clients reach it
   bool allow_other_numerics = false;           // import states of another build or device
+  // Told at the start of each session that cannot be taken up, and why; null: nobody is.
+  std::function<void(const std::string& id, const absl::Status& why)> on_unusable = nullptr;
+  // Told when changes of a session cannot be written since the state of its head is lost; once, until a write
+  // of it has succeeded. Called by a thread of the manager, without locks; null: nobody is.
+  std::function<void(const std::string& id, const absl::Status& why)> on_lost = nullptr;
   std::function<Clock::time_point()> now = nullptr;  // for tests
 };
 
@@ -66,6 +72,10 @@ struct SessionInfo {
   int64_t tokens = 0;          // of the context, those that wait to be fed included
   int64_t waiting_tokens = 0;  // of these
   SessionTier tier = SessionTier::kNone;
+  // The head's state is known to be lost or damaged: turns, marks, forks and exports of it fail with
+  // DATA_LOSS. A rewind to a context that is whole ends this. Known once it has been read, or at the start
+  // when it is missing.
+  bool damaged = false;
   bool busy = false;            // a turn is under way
   std::vector<Mark> marks;      // by name
   std::vector<uint64_t> turns;  // revisions that Rewind can return to, oldest first
@@ -96,6 +106,16 @@ class Turn {
                                              std::string reply) = 0;
   // The session as the turn found it.
   virtual const SessionInfo& before() const = 0;
+  // What a commit makes of its revision: the next one, or one further on where that may have been given out.
+  virtual uint64_t next_revision() const = 0;
+  // The context's last token, where the last turn drew it and nothing has been appended since.
+  virtual std::optional<TokenId> last_drawn() const = 0;
+  // `stop` is called once, by any thread, if the session is deleted or taken over while the turn is under way
+  // (at once, if it has been): the commit cannot succeed any more. It must not block, and may be called at
+  // the time when the turn is destroyed. Before Commit.
+  virtual void OnLost(std::function<void()> stop) = 0;
+  // ABORTED when that has happened, as Commit would say it.
+  virtual absl::Status Lost() const = 0;
 };
 
 // Who changes what, for every changing call.
@@ -126,40 +146,62 @@ class SessionManager {
     std::optional<std::string> reply;  // the request id has been seen: what was recorded
     SessionInfo info;                  // with `reply`: the session now
   };
-  // Makes this replica the session's owner. `create`: makes the session when there is none.
+  // Makes this replica the session's owner. `create`: makes the session when there is none; if the turn then
+  // ends without a commit, there is none again.
   virtual absl::StatusOr<Begun> BeginTurn(const SessionChange& change, OnCancel on_cancel, bool create) = 0;
 
+  // Asked before a call makes sessions of its own, but not for a repetition, which is answered as it was; its
+  // error is the call's. Null: they are made.
+  using MayMake = std::function<absl::Status()>;
   // An empty session. `id` empty: one is made. ALREADY_EXISTS. ttl 0: the longest.
   virtual absl::StatusOr<SessionInfo> Create(const std::string& id, std::chrono::milliseconds ttl,
-                                             const std::string& request_id, Durability durability) = 0;
+                                             const std::string& request_id, Durability durability,
+                                             const MayMake& may_make) = 0;
+  absl::StatusOr<SessionInfo> Create(const std::string& id, std::chrono::milliseconds ttl,
+                                     const std::string& request_id, Durability durability) {
+    return Create(id, ttl, request_id, durability, nullptr);
+  }
   virtual absl::StatusOr<SessionInfo> Get(const std::string& id) = 0;
   // In order of id, those after `after`, at most `limit`, that begin with `prefix`; other replicas' too,
   // while the shared store can be reached.
   virtual std::vector<SessionInfo> List(const std::string& prefix, const std::string& after, int limit) = 0;
-  // `ids`: names for the children, or empty strings. `mark`: fork there instead of at the head.
+  // `ids`: names for the children, or empty strings. `mark`: fork there instead of at the head. A state that
+  // only a store has and that has not been read here is read once: children of a damaged one are not made.
   virtual absl::StatusOr<std::vector<SessionInfo>> Fork(const SessionChange& change,
                                                         const std::vector<std::string>& ids,
-                                                        const std::string& mark) = 0;
+                                                        const std::string& mark, const MayMake& may_make) = 0;
+  absl::StatusOr<std::vector<SessionInfo>> Fork(const SessionChange& change,
+                                                const std::vector<std::string>& ids,
+                                                const std::string& mark) {
+    return Fork(change, ids, mark, nullptr);
+  }
   // Names the head. An existing name moves.
   virtual absl::StatusOr<SessionInfo> Mark(const SessionChange& change, const std::string& name) = 0;
   // To a mark, or to a revision of SessionInfo::turns, or (neither) to before the last turn. OUT_OF_RANGE
   // when that is no longer kept. A new revision.
   virtual absl::StatusOr<SessionInfo> Rewind(const SessionChange& change, const std::string& mark,
                                              std::optional<uint64_t> revision) = 0;
+  // A turn that is under way is stopped, and ends ABORTED.
   virtual absl::Status Delete(const SessionChange& change) = 0;
   // The head's, or a mark's, snapshot.
-  virtual absl::StatusOr<std::vector<std::byte>> Export(const std::string& id, const std::string& mark) = 0;
+  virtual absl::StatusOr<HostBuffer> Export(const std::string& id, const std::string& mark) = 0;
   // A new session from untrusted bytes; errors of SnapshotFormat::Decode.
   virtual absl::StatusOr<SessionInfo> Import(const std::string& id, std::chrono::milliseconds ttl,
                                              std::span<const std::byte> snapshot,
-                                             const std::string& request_id, Durability durability) = 0;
-  // Sinks all its contexts to `tier` now (kHost, kDisk, kShared) or lifts the head to kDevice.
-  // INVALID_ARGUMENT: there is no such tier.
+                                             const std::string& request_id, Durability durability,
+                                             const MayMake& may_make) = 0;
+  absl::StatusOr<SessionInfo> Import(const std::string& id, std::chrono::milliseconds ttl,
+                                     std::span<const std::byte> snapshot, const std::string& request_id,
+                                     Durability durability) {
+    return Import(id, ttl, snapshot, request_id, durability, nullptr);
+  }
+  // Sinks all its contexts to `tier` now (kHost, kDisk, kShared) or lifts the head to kDevice, or to kHost
+  // where it rests below. INVALID_ARGUMENT: there is no such tier.
   virtual absl::StatusOr<SessionInfo> Move(const std::string& id, SessionTier tier) = 0;
 
   // After the engine has drained: writes what is not durable yet to the lowest tier and gives up ownership.
-  // The number of sessions that could not be kept.
-  virtual int Drain(std::chrono::milliseconds timeout) = 0;
+  // The names of the sessions that could not be kept.
+  virtual std::vector<std::string> Drain(std::chrono::milliseconds timeout) = 0;
 
   struct Stats {
     int sessions = 0, turns = 0;

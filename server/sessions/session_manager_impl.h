@@ -1,13 +1,12 @@
-// The manager: the table of sessions, the changes that calls make, and the threads that move and write what
-// rests.
+// The manager: what calls find, make and change, and the threads that move and write what rests.
 //
 // Locks, in the order in which they may be taken:
 //   1. Session::record_mutex   one session's record in a store: as long as a store's call
 //   2. Residence::transfer_    one state on its way: as long as a copy or a store's call
 //   3. Session::mutex          one session's fields
 //   4. Residency::mutex_       where all states are
-//   alone: table_mutex_, queue_mutex_, Shortage::mutex
-// 3, 4 and the last three are held for bookkeeping only. A session's writer (a call or a turn,
+//   alone: the table's, the remembered requests', queue_mutex_, Shortage::mutex
+// 3, 4 and the last four are held for bookkeeping only. A session's writer (a call or a turn,
 // Session::writer) is no lock: it may last as long as a generation, and whoever finds one under way is
 // refused.
 //
@@ -22,7 +21,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -35,9 +33,12 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/sessions/remembered_requests.h"
 #include "server/sessions/session.h"
 #include "server/sessions/session_manager.h"
 #include "server/sessions/session_records.h"
+#include "server/sessions/session_table.h"
+#include "server/sessions/session_view.h"
 
 namespace efla {
 
@@ -51,22 +52,23 @@ class SessionManagerImpl final : public SessionManager {
 
   absl::StatusOr<Begun> BeginTurn(const SessionChange& change, OnCancel on_cancel, bool create) override;
   absl::StatusOr<SessionInfo> Create(const std::string& id, std::chrono::milliseconds ttl,
-                                     const std::string& request_id, Durability durability) override;
+                                     const std::string& request_id, Durability durability,
+                                     const MayMake& may_make) override;
   absl::StatusOr<SessionInfo> Get(const std::string& id) override;
   std::vector<SessionInfo> List(const std::string& prefix, const std::string& after, int limit) override;
   absl::StatusOr<std::vector<SessionInfo>> Fork(const SessionChange& change,
-                                                const std::vector<std::string>& ids,
-                                                const std::string& mark) override;
+                                                const std::vector<std::string>& ids, const std::string& mark,
+                                                const MayMake& may_make) override;
   absl::StatusOr<SessionInfo> Mark(const SessionChange& change, const std::string& name) override;
   absl::StatusOr<SessionInfo> Rewind(const SessionChange& change, const std::string& mark,
                                      std::optional<uint64_t> revision) override;
   absl::Status Delete(const SessionChange& change) override;
-  absl::StatusOr<std::vector<std::byte>> Export(const std::string& id, const std::string& mark) override;
+  absl::StatusOr<HostBuffer> Export(const std::string& id, const std::string& mark) override;
   absl::StatusOr<SessionInfo> Import(const std::string& id, std::chrono::milliseconds ttl,
                                      std::span<const std::byte> snapshot, const std::string& request_id,
-                                     Durability durability) override;
+                                     Durability durability, const MayMake& may_make) override;
   absl::StatusOr<SessionInfo> Move(const std::string& id, SessionTier tier) override;
-  int Drain(std::chrono::milliseconds timeout) override;
+  std::vector<std::string> Drain(std::chrono::milliseconds timeout) override;
   Stats stats() const override;
   absl::Status CheckInvariants() const override;
 
@@ -102,35 +104,37 @@ class SessionManagerImpl final : public SessionManager {
     std::optional<RecordedReply> replay;  // the request has been seen
     SessionPtr session;
   };
-  // A request that makes or deletes a session, until others push it out.
-  struct Remembered {
-    std::string session_id;
-    bool done = false;
-  };
 
-  // session_manager.cc
-  absl::Status CheckId(const char* what, const std::string& id) const;
+  // session_manager.cc: finding a session, the right to change it, changes
   absl::StatusOr<SessionPtr> Find(const std::string& id);
-  absl::Status Look(const std::string& id, const std::function<absl::Status(Session&)>& look);
   absl::StatusOr<Opened> Open(const SessionChange& change, Session::Writer writer, RecordedReply::Call call);
   absl::StatusOr<std::optional<RecordedReply>> Enter(Session& session, const SessionChange& change,
                                                      Session::Writer writer, RecordedReply::Call call);
   void Leave(const SessionPtr& session);
   absl::StatusOr<SessionInfo> Change(const SessionChange& change, RecordedReply::Call call,
                                      const std::function<absl::Status(SessionState&)>& edit);
+  SessionInfo ToRecord(const SessionInfo& info, Durability durability) const;
+  void CorrectReply(Session& session, RecordedReply::Call call, const std::string& request_id,
+                    const SessionInfo& info, Durability durability);
   absl::StatusOr<SessionInfo> Finish(Hold hold, Durability durability, SessionInfo info);
+  SessionInfo Info(const Session& session) const;  // with its mutex held
+  absl::Status DamageOf(const Context& context) const;
+
+  // session_creation.cc
   absl::StatusOr<SessionInfo> Make(std::string id, ContextPtr head, std::chrono::milliseconds ttl,
                                    RecordedReply::Call call, const std::string& request_id,
-                                   Durability durability);
+                                   Durability durability, Hold* for_turn = nullptr);
+  void Unmake(const SessionPtr& session);
   absl::StatusOr<SessionInfo> MakeOnce(const std::string& id, RecordedReply::Call call,
-                                       const std::string& request_id,
-                                       const std::function<absl::StatusOr<SessionInfo>()>& make);
-  void Unlist(const SessionPtr& session);
-  SessionInfo Info(const Session& session) const;
-  absl::StatusOr<std::chrono::milliseconds> CheckTtl(std::chrono::milliseconds ttl) const;
+                                       const std::string& request_id, const MayMake& may_make,
+                                       const std::function<absl::StatusOr<SessionInfo>()>& make_it);
+
+  // session_reading.cc
+  absl::Status Look(const std::string& id, const std::function<absl::Status(Session&)>& look);
 
   // session_upkeep.cc
   absl::Status MakeRoom();
+  bool IsReplaceable(const Session& session) const;
   bool Relieve();
   SessionPtr OldestWith(const std::function<bool(const Session&)>& has);
   bool HasAnchored(const Session& session) const;
@@ -140,8 +144,8 @@ class SessionManagerImpl final : public SessionManager {
   void LookAfter(const SessionPtr& session);
   void RunWriter();
   absl::Status WriteOut(const SessionPtr& session);
+  void RestLost(Session& session, const absl::Status& why);
   void RunLease();
-  std::vector<SessionPtr> AllSessions() const;
 
   Engine& engine_;
   const std::unique_ptr<SessionStore> disk_, shared_;
@@ -151,12 +155,10 @@ class SessionManagerImpl final : public SessionManager {
   std::atomic<int> turns_{0};
   std::atomic<bool> draining_{false};
 
-  mutable std::mutex table_mutex_;  // guards what follows, down to remembered_order_
-  std::map<std::string, SessionPtr> table_;
-  std::map<std::string, Remembered> remembered_;  // by call and request id
-  std::deque<std::string> remembered_order_;
+  SessionTable table_;
+  RememberedRequests remembered_;
 
-  mutable std::mutex queue_mutex_;  // guards what follows, down to stopping_
+  std::mutex queue_mutex_;  // guards what follows, down to stopping_
   std::condition_variable queue_changed_;
   std::multimap<Clock::time_point, SessionPtr> queue_;  // when it is due, in real time
   std::condition_variable stopped_;

@@ -1,14 +1,14 @@
 #include "server/sessions/session_records.h"
 
 #include <algorithm>
-#include <span>
+#include <map>
+#include <optional>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "absl/strings/str_format.h"
-#include "kernels/check.h"
 #include "server/sessions/random_id.h"
+#include "server/sessions/session_checks.h"
 #include "server/sessions/session_error.h"
 
 namespace efla {
@@ -26,11 +26,13 @@ constexpr int64_t kRecordSlackMs = 3'600'000;
 // its last write, so that no expected revision of its clients is taken for one of ours.
 constexpr uint64_t kSkippedRevisions = 1000;
 constexpr char kOwnerSeparator = '/';
+// A replica takes over from others when it has held its own lease for this share of one: several times what
+// another one takes to renew its lease once the store is back.
+constexpr int kLeaseShareBeforeTakeover = 3;
+// Owner of a session that was taken over and released again without a change: nobody has left out yet what
+// the former owner may have given out. No lease bears this name, so whoever claims it next takes it over.
+constexpr char kLapsedOwner[] = "-/lapsed";
 
-absl::Status NotFound(const std::string& id, const char* why = "does not exist") {
-  return WithSessionError(absl::NotFoundError(absl::StrFormat("session %s %s", id, why)),
-                          "SESSION_NOT_FOUND");
-}
 constexpr char kNeverWritten[] = "was lost with the replica that made it, before its first write";
 
 absl::Status StoreError(absl::Status status) {
@@ -40,18 +42,12 @@ absl::Status StoreError(absl::Status status) {
                           "STORE_UNAVAILABLE");
 }
 
-template <typename Visit>
-void ForEachContext(const SessionState& state, const Visit& visit) {
-  visit(*state.head);
-  for (const auto& [name, mark] : state.marks) visit(*mark.context);
-  for (const SessionState::KeptTurn& turn : state.turns) visit(*turn.context);
-}
-
 }  // namespace
 
 SessionRecords::SessionRecords(std::shared_ptr<Residency> residency, SessionStore* disk, SessionStore* shared,
                                const Options& options)
     : residency_(std::move(residency)),
+      states_(residency_, disk),
       stores_{disk, shared},
       home_(shared != nullptr ? kSharedStore : kDiskStore),
       options_(options),
@@ -72,6 +68,7 @@ bool SessionRecords::Expired(const Session& session) const {
 
 bool SessionRecords::RetireIf(Session& session, Session::Life life, bool only_idle) {
   SessionState state;  // its contexts are let go of without the lock
+  std::function<void()> stop_turn;
   {
     const std::lock_guard lock(session.mutex);
     if (session.life != Session::Life::kLive) return true;
@@ -83,8 +80,10 @@ bool SessionRecords::RetireIf(Session& session, Session::Life life, bool only_id
     session.owned = false;
     state.revision = session.state.revision;
     std::swap(session.state, state);
+    std::swap(session.stop_turn, stop_turn);
     session.left.notify_all();
   }
+  if (stop_turn) stop_turn();
   for (int store = 0; store < kNumStores; ++store) SetNamed(session, static_cast<StoreIndex>(store), {});
   return true;
 }
@@ -95,11 +94,19 @@ bool SessionRecords::LeaseIsGood() const {
   return Clock::now().time_since_epoch().count() < lease_until_.load();
 }
 
+bool SessionRecords::MayTakeOver() const {
+  const Clock::duration held = Clock::now().time_since_epoch() - Clock::duration(lease_since_.load());
+  return LeaseIsGood() && held >= options_.lease_ttl / kLeaseShareBeforeTakeover;
+}
+
 absl::Status SessionRecords::RenewLease() {
   const Clock::time_point now = Clock::now();
   const absl::Status status = home()->RenewLease(owner_, options_.address, options_.lease_ttl);
   if (status.ok()) {
-    if (!LeaseIsGood()) ++lease_term_;  // before the lease counts as good
+    if (!LeaseIsGood()) {
+      ++lease_term_;  // before the lease counts as good
+      lease_since_ = Clock::now().time_since_epoch().count();
+    }
     lease_until_ = (now + options_.lease_ttl).time_since_epoch().count();
   } else {
     residency_->CountStoreError();
@@ -118,67 +125,26 @@ void SessionRecords::EndLease() {
 // NOT_FOUND of deleted and expired ones as well.
 absl::StatusOr<SessionRecord> SessionRecords::GetRecord(const std::string& id, StoreIndex store) {
   absl::StatusOr<SessionRecord> record = stores_[store]->GetRecord(id);
-  if (absl::IsNotFound(record.status())) return NotFound(id);
+  if (absl::IsNotFound(record.status())) return SessionNotFound(id);
   if (!record.ok()) {
     residency_->CountStoreError();
     return StoreError(record.status());
   }
-  if (record->deleted) return NotFound(id, "has been deleted");
+  if (record->deleted) return SessionNotFound(id, "has been deleted");
   if (record->expires_unix_ms != 0 && record->expires_unix_ms - kRecordSlackMs <= UnixMs(Now()))
-    return NotFound(id, "has expired");
+    return SessionNotFound(id, "has expired");
   return record;
 }
 
-// With record_mutex held. The session becomes what the record says; states that are known here already keep
-// what they have in memory.
+// With record_mutex held. The session becomes what the record says.
 absl::Status SessionRecords::Adopt(Session& session, const SessionRecord& record, StoreIndex store) {
-  absl::StatusOr<SessionPayload> payload = ParsePayload(record.payload);
-  if (!payload.ok()) {
-    return absl::IsDataLoss(payload.status()) ? WithSessionError(payload.status(), "SNAPSHOT_DAMAGED")
-                                              : WithSessionError(payload.status(), "SNAPSHOT_MISMATCH");
-  }
-  const SnapshotIdentity& identity = residency_->format().identity();
-  for (const auto& [what, theirs, ours] :
-       {std::tuple("weights", &payload->weights_fingerprint, &identity.weights_fingerprint),
-        std::tuple("tokenizer", &payload->tokenizer_fingerprint, &identity.tokenizer_fingerprint)}) {
-    if (*theirs == *ours) continue;
-    return WithSessionError(
-        absl::FailedPreconditionError(absl::StrFormat("session %s belongs to %s %s; this server has %s",
-                                                      session.id, what, *theirs, *ours)),
-        "SNAPSHOT_MISMATCH");
-  }
-
-  std::vector<ResidencePtr> named;
-  absl::Status status;
-  const auto context = [&](RecordedContext& from) -> ContextPtr {
-    Context to{.residence = nullptr, .waiting = std::move(from.waiting)};
-    if (!from.snapshot_id.empty()) {
-      absl::StatusOr<ResidencePtr> residence =
-          residency_->FromRecord(from.snapshot_id, from.fed_tokens, store);
-      if (!residence.ok()) {
-        status = WithSessionError(residence.status(), "SNAPSHOT_DAMAGED");
-      } else {
-        to.residence = *residence;
-        if (std::find(named.begin(), named.end(), *residence) == named.end()) named.push_back(*residence);
-      }
-    }
-    return std::make_shared<const Context>(std::move(to));
-  };
-  SessionState state;
-  state.revision = payload->revision;
-  state.head_since = payload->head_since;
-  state.head = context(payload->head);
-  for (auto& turn : payload->turns) state.turns.push_back({turn.since, turn.until, context(turn.context)});
-  for (auto& mark : payload->marks) state.marks[mark.name] = {mark.since, context(mark.context)};
-  state.replies.assign(std::make_move_iterator(payload->replies.begin()),
-                       std::make_move_iterator(payload->replies.end()));
-  state.created_unix_ms = payload->created_unix_ms;
-  state.ttl_ms = payload->ttl_ms;
-  if (!status.ok()) return status;
+  absl::StatusOr<RecordedStates::Read> read = states_.FromPayload(session.id, record.payload, store);
+  if (!read.ok()) return read.status();
+  if (!has_shared() && unclean_start_) read->state.skipped = kSkippedRevisions;
 
   {
     const std::lock_guard lock(session.mutex);
-    std::swap(session.state, state);  // the former one is let go of without the lock
+    std::swap(session.state, read->state);  // the former one is let go of without the lock
     ++session.changes;
     session.written_changes = store == home_ ? session.changes : session.changes - 1;
     session.durable_revision = store == home_ ? record.revision : 0;
@@ -190,7 +156,7 @@ absl::Status SessionRecords::Adopt(Session& session, const SessionRecord& record
     session.last_use =
         Now() - std::chrono::milliseconds(std::max<int64_t>(0, UnixMs(Now()) - last_use_unix_ms));
   }
-  SetNamed(session, store, std::move(named));
+  SetNamed(session, store, std::move(read->named));
   return absl::OkStatus();
 }
 
@@ -201,7 +167,7 @@ absl::StatusOr<SessionPtr> SessionRecords::Load(const std::string& id, StoreInde
     // Only its name has been reserved: its maker is at it, or died before the first write.
     bool wait, takeover;
     if (absl::Status status = CheckOwner(*record, deadline, wait, takeover); !status.ok()) return status;
-    if (!wait) return NotFound(id, kNeverWritten);
+    if (!wait) return SessionNotFound(id, kNeverWritten);
     std::this_thread::sleep_for(kClaimPoll);
     record = GetRecord(id, store);
   }
@@ -255,20 +221,34 @@ absl::Status SessionRecords::Refresh(Session& session) {
 absl::Status SessionRecords::CheckOwner(const SessionRecord& record, Clock::time_point deadline, bool& wait,
                                         bool& takeover) {
   wait = takeover = false;
+  if (record.owner.empty() || record.owner == owner_) return absl::OkStatus();
   // What an earlier process of this replica's name had is nobody's.
   const std::string owner = record.owner.substr(0, record.owner.find(kOwnerSeparator));
-  if (owner.empty() || owner == options_.replica) return absl::OkStatus();
-  const absl::StatusOr<std::string> address = stores_[kSharedStore]->GetLease(record.owner);
-  if (absl::IsNotFound(address.status())) {
+  if (owner == options_.replica || record.owner == kLapsedOwner) {
     takeover = true;
     return absl::OkStatus();
   }
-  if (!address.ok()) {
+  const absl::StatusOr<std::string> address = stores_[kSharedStore]->GetLease(record.owner);
+  const bool lapsed = absl::IsNotFound(address.status());
+  // A store that was out of reach has let all leases run out at once. Who lives renews its own first.
+  if (lapsed && MayTakeOver()) {
+    takeover = true;
+    return absl::OkStatus();
+  }
+  if (!lapsed && !address.ok()) {
     residency_->CountStoreError();
     return StoreError(address.status());
   }
   wait = Clock::now() < deadline;
   if (wait) return absl::OkStatus();
+  if (lapsed) {
+    return WithSessionError(
+        absl::UnavailableError(absl::StrFormat(
+            "session %s is held by %s, whose lease has run out; it is taken over when "
+            "this server has held its own for %d ms",
+            record.session_id, owner, options_.lease_ttl.count() / kLeaseShareBeforeTakeover)),
+        "STORE_UNAVAILABLE");
+  }
   return WithSessionError(absl::UnavailableError(absl::StrFormat("session %s is held by %s at %s",
                                                                  record.session_id, owner, *address)),
                           "SESSION_ELSEWHERE", {{"address", *address}, {"owner", owner}});
@@ -298,6 +278,7 @@ absl::Status SessionRecords::Acquire(Session& session, const std::function<absl:
   if (!LeaseIsGood()) {
     if (absl::Status status = RenewLease(); !status.ok()) return unreachable(status);
   }
+  bool lacks_snapshots = false;
   const Clock::time_point deadline = Clock::now() + options_.claim_wait;
   for (;;) {
     const uint64_t lease_term = lease_term_;  // before the store is asked
@@ -307,20 +288,9 @@ absl::Status SessionRecords::Acquire(Session& session, const std::function<absl:
       return record.status();
     }
     if (!record.ok()) return unreachable(record.status());
-    if (owned) {
-      std::unique_lock lock(session.mutex);
-      if (record->epoch != session.epoch) {
-        lock.unlock();
-        Retire(session, Session::Life::kLost);
-        return absl::AbortedError("the session has been taken over");
-      }
-      session.doubtful = false;
-      if (record->owner == owner_) {
-        session.lease_term = lease_term;
-        lock.unlock();
-        return checked();
-      }
-      session.owned = owned = false;  // the release was carried out after all
+    if (owned && !IsStillOurs(session, *record)) {
+      Retire(session, Session::Life::kLost);
+      return absl::AbortedError("the session has been taken over");
     }
     bool wait, takeover;
     if (absl::Status status = CheckOwner(*record, deadline, wait, takeover); !status.ok()) return status;
@@ -328,31 +298,44 @@ absl::Status SessionRecords::Acquire(Session& session, const std::function<absl:
       std::this_thread::sleep_for(kClaimPoll);
       continue;
     }
-    if (record->revision == 0) {
+    if (record->revision == 0 && !owned) {
       Retire(session, Session::Life::kDeleted);
-      return NotFound(session.id, kNeverWritten);
+      return SessionNotFound(session.id, kNeverWritten);
     }
-    if (absl::Status status = CatchUp(session, *record); !status.ok()) return status;
+    bool skips = takeover;
+    if (record->owner == owner_) {  // a claim of ours that was not heard of may have been a takeover
+      const std::lock_guard lock(session.mutex);
+      skips = session.state.skipped > 0;
+    }
+    if (!owned) {
+      if (absl::Status status = CatchUp(session, *record); !status.ok()) return status;
+    }
     if (absl::Status status = checked(); !status.ok()) return status;
+    if (lacks_snapshots) DropMissing(*record);
     const uint64_t expected = record->epoch;
+    const bool lapsed = record->owner == kLapsedOwner;
     record->epoch = expected + 1;
     record->owner = owner_;
     const absl::Status status = stores_[kSharedStore]->PutRecord(*record, expected);
     if (status.ok()) {
-      takeovers_ += takeover;
+      takeovers_ += takeover && !lapsed;
       const std::lock_guard lock(session.mutex);
       session.epoch = session.stored_epoch[kSharedStore] = record->epoch;
       session.owned = true;
       session.lease_term = lease_term;
       session.doubtful = false;
-      if (takeover) session.state.skipped = kSkippedRevisions;
+      if (skips) session.state.skipped = kSkippedRevisions;
       return absl::OkStatus();
     }
+    if (absl::IsFailedPrecondition(status) && !std::exchange(lacks_snapshots, true)) continue;
     if (!absl::IsAborted(status)) {
       residency_->CountStoreError();
-      const std::lock_guard lock(session.mutex);
-      session.doubtful = true;
-      return StoreError(status);
+      {
+        const std::lock_guard lock(session.mutex);
+        session.doubtful = true;
+        if (skips) session.state.skipped = kSkippedRevisions;
+      }
+      return absl::IsUnavailable(status) ? unreachable(status) : StoreError(status);
     }
     if (Clock::now() >= deadline) {
       return WithSessionError(
@@ -360,6 +343,26 @@ absl::Status SessionRecords::Acquire(Session& session, const std::function<absl:
           "SESSION_ELSEWHERE");
     }
   }
+}
+
+// With record_mutex held, for a session that is owned: is this still its record? Claims of ours may have been
+// carried out although they were not heard of: nobody else gives it this owner.
+bool SessionRecords::IsStillOurs(Session& session, const SessionRecord& record) const {
+  const std::lock_guard lock(session.mutex);
+  if (record.epoch == session.epoch) return true;
+  if (record.epoch < session.epoch || record.owner != owner_) return false;
+  session.epoch = session.stored_epoch[kSharedStore] = record.epoch;
+  return true;
+}
+
+// The store has lost snapshots that the record names; what stands on them is damaged, the rest goes on.
+void SessionRecords::DropMissing(SessionRecord& record) {
+  std::erase_if(record.snapshots, [&](const std::string& id) {
+    const absl::StatusOr<bool> has = stores_[kSharedStore]->HasSnapshot(id);
+    if (!has.ok() || *has) return false;
+    residency_->MarkMissing(id, kSharedStore);
+    return true;
+  });
 }
 
 absl::Status SessionRecords::VerifyOwned(Session& session) {
@@ -380,27 +383,31 @@ absl::Status SessionRecords::VerifyOwned(Session& session) {
   {
     const std::lock_guard lock(session.mutex);
     if (session.life != Session::Life::kLive) return absl::OkStatus();  // the commit sees it
-    if (record.ok() && !record->deleted && record->epoch == session.epoch) {
-      session.lease_term = lease_term;
-      return absl::OkStatus();
-    }
+  }
+  if (record.ok() && !record->deleted && IsStillOurs(session, *record)) {
+    const std::lock_guard lock(session.mutex);
+    session.lease_term = lease_term;
+    return absl::OkStatus();
   }
   Retire(session, record.ok() && !record->deleted ? Session::Life::kLost : Session::Life::kDeleted);
   return absl::AbortedError("the session has been taken over");
 }
 
 // With record_mutex held. A claim whose outcome is not known: if it was carried out, the record is released
-// again.
+// again, and if it was not, it never will be.
 absl::Status SessionRecords::Settle(Session& session) {
+  bool skips;
   {
     const std::lock_guard lock(session.mutex);
     if (session.owned || !session.doubtful) return absl::OkStatus();  // it has been claimed since
+    skips = session.state.skipped > 0;
   }
   absl::StatusOr<SessionRecord> record = GetRecord(session.id, kSharedStore);
   if (!record.ok() && !absl::IsNotFound(record.status())) return record.status();
-  if (record.ok() && record->owner == owner_ && record->revision > 0) {
-    record->owner.clear();
-    const absl::Status status = stores_[kSharedStore]->PutRecord(*record, record->epoch);
+  if (record.ok() && record->revision > 0 && (record->owner == owner_ || record->owner.empty())) {
+    if (record->owner == owner_) record->owner = skips ? kLapsedOwner : "";
+    const uint64_t expected = record->epoch++;
+    const absl::Status status = stores_[kSharedStore]->PutRecord(*record, expected);
     if (!status.ok() && !absl::IsAborted(status)) return StoreError(status);
   }
   const std::lock_guard lock(session.mutex);
@@ -409,72 +416,6 @@ absl::Status SessionRecords::Settle(Session& session) {
 }
 
 // ---- Writing ----
-
-absl::Status SessionRecords::StoreStates(const SessionState& state, StoreIndex store, bool all_turns) {
-  absl::Status first;
-  const auto keep = [&](const Context& context) {
-    if (context.residence == nullptr) return;
-    absl::Status status = residency_->Store(*context.residence, store);
-    if (first.ok()) first = std::move(status);
-  };
-  keep(*state.head);
-  for (const auto& [name, mark] : state.marks) keep(*mark.context);
-  if (!first.ok() || !all_turns) return first;
-  for (const SessionState::KeptTurn& turn : state.turns) keep(*turn.context);
-  return first;
-}
-
-bool SessionRecords::AllStored(const SessionState& state, StoreIndex store) {
-  const auto stored = [&](const Context& context) {
-    return context.residence == nullptr || !residency_->StoredId(*context.residence, store).empty();
-  };
-  return stored(*state.head) && std::all_of(state.marks.begin(), state.marks.end(),
-                                            [&](const auto& mark) { return stored(*mark.second.context); });
-}
-
-// What the store has of it: without kept turns that it has not, and those before them. Nullopt: it has not
-// the head or a mark. `named`: whose snapshots the record names.
-std::optional<std::string> SessionRecords::Payload(const SessionState& state, StoreIndex store,
-                                                   std::map<ResidencePtr, std::string>& named) {
-  // Each is asked once: what the answer is may change with time.
-  const auto id_of = [&](const ResidencePtr& residence) -> std::string {
-    if (residence == nullptr) return "";
-    if (const auto known = named.find(residence); known != named.end()) return known->second;
-    std::string id = residency_->StoredId(*residence, store);
-    if (!id.empty()) named[residence] = id;
-    return id;
-  };
-  bool whole = true;
-  const auto context = [&](const Context& from) {
-    RecordedContext to;
-    to.snapshot_id = id_of(from.residence);
-    to.fed_tokens = from.residence == nullptr ? 0 : from.residence->fed_tokens;
-    to.waiting = from.waiting;
-    if (from.residence != nullptr && to.snapshot_id.empty()) whole = false;
-    return to;
-  };
-  const SnapshotIdentity& identity = residency_->format().identity();
-  SessionPayload payload;
-  payload.weights_fingerprint = identity.weights_fingerprint;
-  payload.tokenizer_fingerprint = identity.tokenizer_fingerprint;
-  payload.revision = state.revision;
-  payload.head_since = state.head_since;
-  payload.created_unix_ms = state.created_unix_ms;
-  payload.ttl_ms = state.ttl_ms;
-  payload.head = context(*state.head);
-  for (const SessionState::KeptTurn& turn : state.turns) {
-    if (turn.context->residence != nullptr && id_of(turn.context->residence).empty()) {
-      payload.turns.clear();  // a rewind by one turn must not go back two
-    } else {
-      payload.turns.push_back({turn.since, turn.until, context(*turn.context)});
-    }
-  }
-  for (const auto& [name, mark] : state.marks)
-    payload.marks.push_back({name, mark.since, context(*mark.context)});
-  payload.replies.assign(state.replies.begin(), state.replies.end());
-  if (!whole) return std::nullopt;
-  return SerializePayload(payload);
-}
 
 void SessionRecords::SetNamed(Session& session, StoreIndex store, std::vector<ResidencePtr> named) {
   for (const ResidencePtr& residence : named) residency_->AddName(*residence, store);
@@ -499,13 +440,14 @@ absl::Status SessionRecords::PutState(Session& session, StoreIndex store) {
   SessionRecord record;
   std::vector<ResidencePtr> former, others;
   uint64_t changes, expected;
-  bool stays_owned;
+  bool stays_owned, in_doubt;
   {
     const std::lock_guard lock(session.mutex);
     if (session.life != Session::Life::kLive) return absl::OkStatus();
     state = session.state;
     changes = session.changes;
     stays_owned = session.writer != Session::Writer::kNone;
+    in_doubt = session.doubtful && store == kSharedStore;
     expected = session.stored_epoch[store];
     record.epoch = session.epoch;
     record.expires_unix_ms = UnixMs(session.last_use) + state.ttl_ms + kRecordSlackMs;
@@ -515,8 +457,10 @@ absl::Status SessionRecords::PutState(Session& session, StoreIndex store) {
   std::map<ResidencePtr, std::string> named;
   record.session_id = session.id;
   record.revision = state.revision;
-  record.owner = store == kSharedStore && stays_owned ? owner_ : "";
-  std::optional<std::string> payload = Payload(state, store, named);
+  if (store == kSharedStore) record.owner = stays_owned ? owner_ : state.skipped > 0 ? kLapsedOwner : "";
+  // What was put before and not heard of may still be carried out: not over a higher epoch.
+  if (in_doubt || record.owner == kLapsedOwner) ++record.epoch;
+  std::optional<std::string> payload = states_.ToPayload(state, store, named);
   if (!payload) return absl::FailedPreconditionError("a state is not in the store any more");
   record.payload = *std::move(payload);
   // A state that only this record names and others here stand on stays named until theirs have been written.
@@ -544,6 +488,7 @@ absl::Status SessionRecords::PutState(Session& session, StoreIndex store) {
     }
   }
   absl::Status status = stores_[store]->PutRecord(record, expected);
+  if (absl::IsAborted(status) && in_doubt) status = PutInDoubt(session.id, record, expected, status);
   if (absl::IsAborted(status) && store == kDiskStore) {
     // Nobody else writes here: an earlier put was carried out although it failed.
     const absl::StatusOr<SessionRecord> stored = stores_[store]->GetRecord(session.id);
@@ -563,7 +508,7 @@ absl::Status SessionRecords::PutState(Session& session, StoreIndex store) {
       session.epoch = record.epoch;
       session.written_changes = changes;
       session.durable_revision = state.revision;
-      session.owned = session.owned && stays_owned;
+      session.owned = session.owned && record.owner == owner_;
       session.doubtful = false;
     }
     return status;
@@ -585,12 +530,47 @@ absl::Status SessionRecords::PutState(Session& session, StoreIndex store) {
   return StoreError(status);
 }
 
-// With the session's mutex held: a kept turn that the store has not.
-bool SessionRecords::HasUnstoredTurn(const SessionState& state, StoreIndex store) const {
-  return std::any_of(state.turns.begin(), state.turns.end(), [&](const SessionState::KeptTurn& turn) {
-    return turn.context->residence != nullptr &&
-           residency_->StoredId(*turn.context->residence, store).empty();
-  });
+// The record was refused over `expected`: because an earlier put of ours, of which we have not heard, had
+// been carried out? Then that is what was wanted, or the record is put over it. `record` becomes what is
+// stored.
+absl::Status SessionRecords::PutInDoubt(const std::string& id, SessionRecord& record, uint64_t expected,
+                                        const absl::Status& refusal) {
+  const absl::StatusOr<SessionRecord> stored = stores_[kSharedStore]->GetRecord(id);
+  if (absl::IsNotFound(stored.status())) return refusal;
+  if (!stored.ok()) return stored.status();
+  if (stored->deleted || stored->epoch <= expected) return refusal;
+  if (stored->revision == record.revision && stored->payload == record.payload) {
+    record = *stored;
+    return absl::OkStatus();
+  }
+  if (stored->owner != owner_) return refusal;
+  record.epoch = stored->epoch + 1;
+  return stores_[kSharedStore]->PutRecord(record, stored->epoch);
+}
+
+// Gives a session free that was claimed and not changed, as its record is. False: it was changed, or the
+// store cannot be reached.
+bool SessionRecords::ReleaseUnchanged(Session& session) {
+  const std::lock_guard record_lock(session.record_mutex);
+  bool skips;
+  {
+    const std::lock_guard lock(session.mutex);
+    if (session.life != Session::Life::kLive || !session.owned) return true;
+    if (session.writer != Session::Writer::kNone || session.changes != session.written_changes) return false;
+    skips = session.state.skipped > 0;
+  }
+  absl::StatusOr<SessionRecord> record = GetRecord(session.id, kSharedStore);
+  if (!record.ok() || !IsStillOurs(session, *record)) return false;
+  DropMissing(*record);
+  record->owner = skips ? kLapsedOwner : "";
+  const uint64_t expected = record->epoch++;
+  const absl::Status status = stores_[kSharedStore]->PutRecord(*record, expected);
+  const std::lock_guard lock(session.mutex);
+  session.doubtful = !status.ok();
+  if (!status.ok()) return false;
+  session.owned = false;
+  session.epoch = session.stored_epoch[kSharedStore] = record->epoch;
+  return true;
 }
 
 absl::Status SessionRecords::WriteTo(Session& session, StoreIndex store, bool all_turns) {
@@ -599,7 +579,7 @@ absl::Status SessionRecords::WriteTo(Session& session, StoreIndex store, bool al
     bool claim = false, settle = false;
     {
       const std::lock_guard lock(session.mutex);
-      const bool more_turns = all_turns && !has_shared() && HasUnstoredTurn(session.state, store);
+      const bool more_turns = all_turns && !has_shared() && states_.HasUnstoredTurn(session.state, store);
       if (!NeedsWrite(session, store) && !more_turns) return absl::OkStatus();
       state = session.state;
       if (store == kSharedStore && !session.owned) {
@@ -617,7 +597,12 @@ absl::Status SessionRecords::WriteTo(Session& session, StoreIndex store, bool al
       if (!status.ok()) return status;
     }
     // States first and without the lock, so that the next turn can begin meanwhile.
-    if (absl::Status status = StoreStates(state, store, all_turns); !status.ok()) return StoreError(status);
+    if (absl::Status status = states_.Store(state, store, all_turns); !status.ok()) {
+      // With its state lost nothing new can be written, but the session must not stay here for that.
+      if (absl::IsDataLoss(status) && store == kSharedStore && ReleaseUnchanged(session))
+        return absl::OkStatus();
+      return StoreError(status);
+    }
     const std::lock_guard record_lock(session.record_mutex);
     {
       const std::lock_guard lock(session.mutex);
@@ -625,9 +610,9 @@ absl::Status SessionRecords::WriteTo(Session& session, StoreIndex store, bool al
       if (store == kSharedStore && !session.owned) return absl::OkStatus();  // written and released meanwhile
       state = session.state;
     }
-    if (!AllStored(state, store)) {
+    if (!states_.AllStored(state, store)) {
       if (attempt < kWriteAttempts) continue;
-      if (absl::Status status = StoreStates(state, store, false); !status.ok()) return StoreError(status);
+      if (absl::Status status = states_.Store(state, store, false); !status.ok()) return StoreError(status);
     }
     absl::Status status = PutState(session, store);
     if (!absl::IsFailedPrecondition(status) || attempt >= kWriteAttempts) return status;
@@ -690,34 +675,52 @@ absl::Status SessionRecords::Reserve(Session& session) {
   return absl::OkStatus();
 }
 
+// Over a record that is damaged, or that the disk cannot read, as over none.
+absl::Status SessionRecords::LeaveTombstone(const std::string& id, uint64_t revision, StoreIndex store) {
+  SessionRecord tombstone;
+  tombstone.session_id = id;
+  tombstone.deleted = true;
+  tombstone.revision = revision;
+  for (;;) {
+    const absl::StatusOr<SessionRecord> record = stores_[store]->GetRecord(id);
+    if (absl::IsNotFound(record.status()) || (record.ok() && record->deleted)) return absl::OkStatus();
+    const bool unreadable = absl::IsUnavailable(record.status()) && store == kDiskStore;
+    if (!record.ok() && !unreadable && !absl::IsDataLoss(record.status())) {
+      residency_->CountStoreError();
+      return StoreError(record.status());
+    }
+    const uint64_t expected = record.ok() ? record->epoch : 0;
+    tombstone.epoch = expected + 1;
+    if (record.ok()) tombstone.revision = std::max(revision, record->revision);
+    const absl::Status status = stores_[store]->PutRecord(tombstone, expected);
+    if (status.ok()) return status;
+    if (absl::IsAborted(status) && !unreadable) continue;
+    residency_->CountStoreError();
+    return StoreError(absl::IsAborted(status) ? record.status() : status);
+  }
+}
+
+absl::Status SessionRecords::DeleteUnusable(const std::string& id) {
+  for (int store = kNumStores - 1; store >= 0; --store) {
+    if (stores_[store] == nullptr) continue;
+    if (absl::Status status = LeaveTombstone(id, 0, static_cast<StoreIndex>(store)); !status.ok())
+      return status;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status SessionRecords::Delete(Session& session) {
   std::unique_lock record_lock(session.record_mutex);
   for (int store = kNumStores - 1; store >= 0; --store) {
     if (stores_[store] == nullptr) continue;
-    SessionRecord tombstone;
-    tombstone.session_id = session.id;
-    tombstone.deleted = true;
+    uint64_t revision;
     {
       const std::lock_guard lock(session.mutex);
-      if (session.life != Session::Life::kLive) return NotFound(session.id);
-      tombstone.revision = session.state.revision;
+      if (session.life != Session::Life::kLive) return SessionNotFound(session.id);
+      revision = session.state.revision;
     }
-    for (;;) {
-      const absl::StatusOr<SessionRecord> record = stores_[store]->GetRecord(session.id);
-      if (absl::IsNotFound(record.status()) || (record.ok() && record->deleted)) break;
-      if (!record.ok()) {
-        residency_->CountStoreError();
-        return StoreError(record.status());
-      }
-      tombstone.epoch = record->epoch + 1;
-      tombstone.revision = std::max(tombstone.revision, record->revision);
-      const absl::Status status = stores_[store]->PutRecord(tombstone, record->epoch);
-      if (status.ok()) break;
-      if (!absl::IsAborted(status)) {
-        residency_->CountStoreError();
-        return StoreError(status);
-      }
-    }
+    const absl::Status status = LeaveTombstone(session.id, revision, static_cast<StoreIndex>(store));
+    if (!status.ok()) return status;
   }
   record_lock.unlock();
   Retire(session, Session::Life::kDeleted);

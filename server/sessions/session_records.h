@@ -7,15 +7,14 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/sessions/recorded_state.h"
 #include "server/sessions/residency.h"
 #include "server/sessions/session.h"
 #include "server/sessions/session_store.h"
@@ -30,7 +29,12 @@ namespace efla {
 // the record free again (owner ""), so a session that rests can be continued anywhere. A replica whose lease
 // has run out loses what it had not released: another one claims it from its last record, and the epoch
 // refuses the former owner's writes. A replica that finds that its lease may have run out (it was frozen, the
-// store was out of reach) asks the record of each session that it held before it goes on or acknowledges.
+// store was out of reach) claims each session that it held once more before it goes on, and asks its record
+// before it acknowledges what was under way.
+//
+// A put of which nothing was heard may be carried out at any time later. After one the session is in doubt,
+// and the next put raises the epoch, so that what comes late finds another one than it expects. To look at
+// the record would not do: it may change behind the look.
 //
 // Thread-safe. Locks: a session's record_mutex over its mutex over the residency's; calls of stores are made
 // under the first at most.
@@ -75,6 +79,11 @@ class SessionRecords {
   absl::Status WriteToDisk(Session& session) { return WriteTo(session, kDiskStore, true); }
   // Leaves a tombstone; the session is deleted.
   absl::Status Delete(Session& session);
+  // Likewise of one that cannot be loaded.
+  absl::Status DeleteUnusable(const std::string& id);
+  // Set before sessions are loaded: the store was not left in order, and revisions that were given out may be
+  // lost. Of every session that is loaded from it the next change leaves some out. Without a shared store.
+  void SetUncleanStart() { unclean_start_ = true; }
   // Its life here is over.
   void Retire(Session& session, Session::Life life) { RetireIf(session, life, false); }
   // Likewise, unless it is being changed; and, of an eviction, owned, or has changes to be written. Whether
@@ -97,17 +106,19 @@ class SessionRecords {
   absl::Status CatchUp(Session& session, const SessionRecord& record);
   absl::Status CheckOwner(const SessionRecord& record, Clock::time_point deadline, bool& wait,
                           bool& takeover);
+  bool IsStillOurs(Session& session, const SessionRecord& record) const;
+  void DropMissing(SessionRecord& record);
   absl::Status Settle(Session& session);
-  absl::Status StoreStates(const SessionState& state, StoreIndex store, bool all_turns);
-  bool AllStored(const SessionState& state, StoreIndex store);
-  bool HasUnstoredTurn(const SessionState& state, StoreIndex store) const;
+  absl::Status LeaveTombstone(const std::string& id, uint64_t revision, StoreIndex store);
   bool NeedsWrite(const Session& session, StoreIndex store) const;
+  bool ReleaseUnchanged(Session& session);
   absl::Status WriteTo(Session& session, StoreIndex store, bool all_turns);
   absl::Status PutState(Session& session, StoreIndex store);
-  std::optional<std::string> Payload(const SessionState& state, StoreIndex store,
-                                     std::map<ResidencePtr, std::string>& named);
+  absl::Status PutInDoubt(const std::string& id, SessionRecord& record, uint64_t expected,
+                          const absl::Status& refusal);
   void SetNamed(Session& session, StoreIndex store, std::vector<ResidencePtr> named);
   bool LeaseIsGood() const;
+  bool MayTakeOver() const;
   // Whether nobody can have taken the session over since its ownership was last known for certain: the lease
   // has held ever since. With its mutex held.
   bool OwnsForCertain(const Session& session) const {
@@ -115,6 +126,7 @@ class SessionRecords {
   }
 
   const std::shared_ptr<Residency> residency_;
+  RecordedStates states_;
   const std::array<SessionStore*, kNumStores> stores_;
   const StoreIndex home_;
   const Options options_;
@@ -122,8 +134,10 @@ class SessionRecords {
   const Clock::time_point start_;
   const int64_t start_unix_ms_;
   std::atomic<Clock::rep> lease_until_{0};  // in real time
+  std::atomic<Clock::rep> lease_since_{0};  // it has held without a break
   std::atomic<uint64_t> lease_term_{0};     // rises whenever the lease may have run out before it was renewed
   std::atomic<uint64_t> takeovers_{0};
+  std::atomic<bool> unclean_start_{false};
 };
 
 }  // namespace efla

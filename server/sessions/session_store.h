@@ -6,12 +6,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/sessions/host_buffer.h"
 
 namespace efla {
 
@@ -31,9 +33,9 @@ struct SessionRecord {
 
 // Snapshots are immutable and shared between records (forks); a store drops those that no record has named
 // for some time. Thread-safe; calls block, with a time-out where there is a network. UNAVAILABLE: the store
-// cannot be reached or its circuit breaker is open. RESOURCE_EXHAUSTED: full. DATA_LOSS: what it holds is
-// damaged. What has returned OK is durable. Ids of sessions and snapshots are 1 to 128 characters of
-// [A-Za-z0-9._-].
+// cannot be reached or read, or its circuit breaker is open: what it holds may be whole. RESOURCE_EXHAUSTED:
+// full. DATA_LOSS: what it holds is damaged. What has returned OK is durable. Ids of sessions and snapshots
+// are 1 to 128 characters of [A-Za-z0-9._-].
 class SessionStore {
  public:
   SessionStore() = default;
@@ -44,19 +46,35 @@ class SessionStore {
   virtual const char* kind() const = 0;  // "disk", "redis"
   virtual bool shared() const = 0;       // other replicas see it too: owners and leases matter
 
+  // Whether its user still stands on a snapshot that records have named and none names now. One that it does
+  // not stand on may go as soon as room is short. Set once, before other calls; called by any thread, with
+  // locks held: it must not call the store. Unset: nobody does.
+  virtual void SetSnapshotsInUse(std::function<bool(const std::string& id)> /*in_use*/) {}
+  // Which session a snapshot was made for, for messages; empty where that is not known. As above.
+  virtual void SetSessionOfSnapshot(std::function<std::string(const std::string& id)> /*session_of*/) {}
+
   // Idempotent: an id names one content. Kept for some minutes for a record that names it.
   virtual absl::Status PutSnapshot(const std::string& id, std::span<const std::byte> bytes) = 0;
   // NOT_FOUND.
-  virtual absl::StatusOr<std::vector<std::byte>> GetSnapshot(const std::string& id) = 0;
+  virtual absl::StatusOr<HostBuffer> GetSnapshot(const std::string& id) = 0;
+  // Whether it has the snapshot, which may be damaged nevertheless.
+  virtual absl::StatusOr<bool> HasSnapshot(const std::string& id) {
+    const absl::Status status = GetSnapshot(id).status();
+    if (status.ok() || absl::IsDataLoss(status)) return true;
+    if (absl::IsNotFound(status)) return false;
+    return status;
+  }
 
   // NOT_FOUND; a tombstone is returned as a record.
   virtual absl::StatusOr<SessionRecord> GetRecord(const std::string& session_id) = 0;
   // Compare-and-set: replaces the stored record when that has `expected_epoch` (0: there is none, or a
   // tombstone of a lower epoch) and, within one epoch, no later revision and no other owner unless the new
-  // one is empty. ABORTED, naming the stored epoch, owner and revision, otherwise; so of any number of puts
-  // that raise the same epoch exactly one returns OK. FAILED_PRECONDITION: it names a snapshot that is not
-  // here. INVALID_ARGUMENT: an epoch below the expected one, a deletion without a higher one, names that are
-  // not names. After UNAVAILABLE the record may have been replaced or not.
+  // one is empty. A claim, that is a higher epoch with an owner, must not go back behind the stored revision
+  // either, unless it makes the session anew (revision 0): it was read before it was claimed. ABORTED, naming
+  // the stored epoch, owner and revision, otherwise; so of any number of puts that raise the same epoch
+  // exactly one returns OK. FAILED_PRECONDITION: it names a snapshot that is not here. INVALID_ARGUMENT: an
+  // epoch below the expected one, a deletion without a higher one, names that are not names. After
+  // UNAVAILABLE the record may have been replaced or not.
   virtual absl::Status PutRecord(const SessionRecord& record, uint64_t expected_epoch) = 0;
   // Ids of all records but tombstones and expired ones.
   virtual absl::StatusOr<std::vector<std::string>> ListRecords() = 0;
@@ -66,6 +84,11 @@ class SessionStore {
                                   std::chrono::milliseconds ttl) = 0;
   // Its address; NOT_FOUND when the lease has run out.
   virtual absl::StatusOr<std::string> GetLease(const std::string& owner) = 0;
+
+  // A mark that this server's last process was through with the store when it left it. Taking it removes it,
+  // durably. A shared store has none: there leases tell.
+  virtual absl::Status PutCleanMark() { return absl::OkStatus(); }
+  virtual absl::StatusOr<bool> TakeCleanMark() { return true; }
 };
 
 }  // namespace efla

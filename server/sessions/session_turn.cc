@@ -16,10 +16,17 @@ absl::StatusOr<bool> TurnImpl::Prepare(std::vector<TokenId> tokens, bool generat
         before_.session_id, before_.tokens));
   }
   if (!generates && feed.waits()) {
+    if (base_->residence != nullptr) {
+      if (absl::Status damage = manager_.residency_->Damage(*base_->residence); !damage.ok()) return damage;
+    }
     feed_ = std::move(feed);
     return false;
   }
-  if (absl::Status status = manager_.MakeRoom(); !status.ok()) return status;
+  if (absl::Status status = manager_.MakeRoom(); !status.ok()) {
+    // Where nothing else can make way, the state that this turn starts from does.
+    if (!absl::IsResourceExhausted(status) || !manager_.IsReplaceable(*hold_.session())) return status;
+    replaces_ = true;
+  }
   if (base_->residence != nullptr) {
     absl::StatusOr<Residency::Lifted> lifted = manager_.residency_->Lift(*base_->residence);
     if (!lifted.ok()) return lifted.status();
@@ -43,7 +50,9 @@ absl::StatusOr<SessionInfo> TurnImpl::Commit(std::optional<FinalState> state, bo
                                              std::string reply) {
   EFLA_CHECK(feed_ && hold_.session());
   if (cancelled && !(on_cancel_ == OnCancel::kKeep && state && !state->drawn.empty())) {
-    hold_.GiveUp();
+    const absl::Status lost = Lost();
+    Drop();
+    if (!lost.ok()) return lost;
     return absl::AbortedError(
         absl::StrFormat("the turn was cancelled; session %s is as it was, at revision %d", before_.session_id,
                         before_.revision));
@@ -54,14 +63,15 @@ absl::StatusOr<SessionInfo> TurnImpl::Commit(std::optional<FinalState> state, bo
   }
   if (!state || state->state == nullptr || state->prompt_tokens < std::ssize(feed_->prompt)) {
     const SessionPtr session = hold_.session();
-    hold_.GiveUp();
+    Drop();
     const std::lock_guard lock(session->mutex);
-    if (session->life != Session::Life::kLive) return Lost(*session);
+    if (session->life != Session::Life::kLive) return efla::Lost(*session);
     return manager_.Info(*session);
   }
   ContextTokens tokens = TokensAfter(*base_tokens_, *feed_, state->drawn);
   WaitingTokens waiting = WaitingOf(tokens);
-  ResidencePtr residence = manager_.residency_->AddDevice(std::move(tokens), std::move(state->state));
+  ResidencePtr residence =
+      manager_.residency_->AddDevice(before_.session_id, std::move(tokens), std::move(state->state));
   return CommitContext(std::make_shared<const Context>(Context{std::move(residence), std::move(waiting)}),
                        std::move(reply));
 }
@@ -70,14 +80,16 @@ absl::StatusOr<SessionInfo> TurnImpl::CommitContext(ContextPtr next, std::string
   const SessionPtr session = hold_.session();
   manager_.records_.VerifyOwned(*session).IgnoreError();  // what it finds stands in the session's life
   SessionInfo info;
-  SessionState::KeptTurn dropped;  // let go of without the lock
+  std::vector<SessionState::KeptTurn> dropped;  // let go of without the lock
   {
     const std::lock_guard lock(session->mutex);
-    if (session->life != Session::Life::kLive) return Lost(*session);
+    if (session->life != Session::Life::kLive) return efla::Lost(*session);
+    session->stop_turn = nullptr;
     SessionState& kept = session->state;
     kept.turns.push_back({kept.head_since, kept.revision, std::move(kept.head)});
-    if (std::ssize(kept.turns) > manager_.options_.max_kept_turns) {
-      dropped = std::move(kept.turns.front());
+    const int64_t most = replaces_ ? 0 : manager_.options_.max_kept_turns;
+    while (std::ssize(kept.turns) > most) {
+      dropped.push_back(std::move(kept.turns.front()));
       kept.turns.pop_front();
     }
     SetHead(kept, std::move(next));
@@ -91,6 +103,41 @@ absl::StatusOr<SessionInfo> TurnImpl::CommitContext(ContextPtr next, std::string
     info = manager_.Info(*session);
   }
   return manager_.Finish(std::move(hold_), change_.durability, std::move(info));
+}
+
+// What is drawn last waits; a prompt that waits was appended after it.
+std::optional<TokenId> TurnImpl::last_drawn() const {
+  const WaitingTokens& waiting = base_->waiting;
+  return waiting.pending_prompt.empty() ? waiting.pending_token : std::nullopt;
+}
+
+void TurnImpl::OnLost(std::function<void()> stop) {
+  EFLA_CHECK(hold_.session());
+  {
+    const std::lock_guard lock(hold_.session()->mutex);
+    if (hold_.session()->life == Session::Life::kLive) {
+      hold_.session()->stop_turn = std::move(stop);
+      return;
+    }
+  }
+  stop();
+}
+
+absl::Status TurnImpl::Lost() const {
+  if (!hold_.session()) return absl::OkStatus();
+  const std::lock_guard lock(hold_.session()->mutex);
+  return hold_.session()->life == Session::Life::kLive ? absl::OkStatus() : efla::Lost(*hold_.session());
+}
+
+void TurnImpl::Drop() {
+  const SessionPtr session = hold_.session();
+  if (session == nullptr) return;
+  {
+    const std::lock_guard lock(session->mutex);
+    session->stop_turn = nullptr;
+  }
+  if (made_) manager_.Unmake(session);
+  hold_.GiveUp();
 }
 
 }  // namespace efla

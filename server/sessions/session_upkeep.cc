@@ -19,6 +19,8 @@ constexpr int kWriters = 2;
 constexpr int kDrainWriters = 8;
 constexpr std::chrono::milliseconds kFirstRetry{100}, kLongestRetry{5'000};
 constexpr std::chrono::milliseconds kRoomPoll{5};
+// How long upkeep leaves a session alone whose last write found the state of its head lost.
+constexpr std::chrono::minutes kLossPause{5};
 
 template <typename Visit>
 bool AnyContext(const SessionState& state, const Visit& is) {
@@ -35,13 +37,18 @@ absl::Status SessionManagerImpl::Begin() {
   if (disk_) {
     absl::StatusOr<std::vector<std::string>> ids = disk_->ListRecords();
     if (!ids.ok()) return ids.status();
+    // Taken before anything is given out: a process that ends without putting it back leaves it so.
+    const absl::StatusOr<bool> clean = disk_->TakeCleanMark();
+    if (!clean.ok()) return clean.status();
+    if (!*clean) records_.SetUncleanStart();
     for (const std::string& id : *ids) {
       // One that cannot be read is left alone; who asks for it gets the error.
       absl::StatusOr<SessionPtr> session = records_.Load(id, kDiskStore, /*may_wait=*/false);
       if (session.ok()) {
-        table_[id] = *std::move(session);
+        table_.Add(*std::move(session));
       } else if (!absl::IsNotFound(session.status())) {
         residency_->CountStoreError();
+        if (options_.on_unusable) options_.on_unusable(id, session.status());
       }
     }
   }
@@ -78,14 +85,6 @@ SessionManagerImpl::~SessionManagerImpl() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-std::vector<SessionPtr> SessionManagerImpl::AllSessions() const {
-  const std::lock_guard lock(table_mutex_);
-  std::vector<SessionPtr> sessions;
-  sessions.reserve(table_.size());
-  for (const auto& [id, session] : table_) sessions.push_back(session);
-  return sessions;
-}
-
 // ---- Room for states ----
 
 // With the session's mutex held.
@@ -104,7 +103,7 @@ bool SessionManagerImpl::HasAnchoredTurn(const Session& session) const {
 SessionPtr SessionManagerImpl::OldestWith(const std::function<bool(const Session&)>& has) {
   SessionPtr oldest;
   Clock::time_point oldest_use = Clock::time_point::max();
-  for (SessionPtr& session : AllSessions()) {
+  for (SessionPtr& session : table_.All()) {
     const std::lock_guard lock(session->mutex);
     if (session->life != Session::Life::kLive || session->last_use >= oldest_use || !has(*session)) continue;
     oldest_use = session->last_use;
@@ -137,6 +136,15 @@ bool SessionManagerImpl::Relieve() {
   turns.erase(turns.begin(), turn + 1);                // a rewind past a gap would be a surprise
   if (!shared_ || session->owned) ++session->changes;  // of another's record this is only a copy
   return true;
+}
+
+// Whether a turn's commit may take the place of its session's head and kept turns: nothing else stands on the
+// head, so that afterwards no more states are in memory than before.
+bool SessionManagerImpl::IsReplaceable(const Session& session) const {
+  const std::lock_guard lock(session.mutex);
+  const Context& head = *session.state.head;
+  // The session's and the turn's; a fork, a mark or a call that is reading it would have another.
+  return head.residence != nullptr && session.state.head.use_count() <= 2 && head.residence.use_count() == 1;
 }
 
 // Before a turn makes another state.
@@ -182,15 +190,7 @@ void SessionManagerImpl::RunUpkeep() {
     next_pass = Clock::now() + kUpkeepInterval;
 
     residency_->SinkIdle(options_.device_idle);
-    std::vector<SessionPtr> sessions;
-    {
-      const std::lock_guard lock(table_mutex_);
-      auto next = table_.upper_bound(last_looked_at);
-      for (; next != table_.end() && sessions.size() < kSessionsAPass; ++next)
-        sessions.push_back(next->second);
-      last_looked_at = next == table_.end() ? "" : sessions.back()->id;
-    }
-    for (const SessionPtr& session : sessions) LookAfter(session);
+    for (const SessionPtr& session : table_.Next(last_looked_at, kSessionsAPass)) LookAfter(session);
   }
 }
 
@@ -202,7 +202,8 @@ void SessionManagerImpl::LookAfter(const SessionPtr& session) {
       evict = true;
     } else if (session->writer == Session::Writer::kNone && !session->queued) {
       expired = records_.Expired(*session);
-      const bool idle = records_.Now() - session->last_use >= options_.host_idle;
+      const Clock::time_point now = records_.Now();
+      const bool idle = now - session->last_use >= options_.host_idle && now >= session->idle_until;
       const bool dirty = session->changes != session->written_changes;
       if (idle && records_.has_home()) {
         sink = dirty || AnyContext(session->state, [&](const Context& context) {
@@ -215,11 +216,11 @@ void SessionManagerImpl::LookAfter(const SessionPtr& session) {
     }
   }
   if (expired && !records_.has_home()) {
-    if (records_.Expire(*session)) Unlist(session);
+    if (records_.Expire(*session)) table_.Remove(session);
   } else if (sink || expired) {
     Enqueue(session, sink);
   } else if (evict && records_.Evict(*session)) {
-    Unlist(session);
+    table_.Remove(session);
   }
 }
 
@@ -302,7 +303,10 @@ absl::Status SessionManagerImpl::WriteOut(const SessionPtr& session) {
   {
     const std::lock_guard lock(session->mutex);
     over = session->life != Session::Life::kLive;
-    if (status.ok()) session->failures = 0;
+    if (status.ok()) {
+      session->failures = 0;
+      session->loss_told = false;
+    }
     if (!status.ok()) session->sink_wanted |= sink;
     if (sink) {
       AnyContext(session->state, [&](const Context& context) {
@@ -311,9 +315,23 @@ absl::Status SessionManagerImpl::WriteOut(const SessionPtr& session) {
       });
     }
   }
-  if (over) Unlist(session);
+  if (over) table_.Remove(session);
   for (const ResidencePtr& residence : residences) residency_->DropFromMemory(*residence, options_.host_idle);
-  return over ? absl::OkStatus() : status;
+  if (over) return absl::OkStatus();
+  if (expired || !absl::IsDataLoss(status)) return status;
+  RestLost(*session, status);
+  return absl::OkStatus();
+}
+
+// What is lost stays so: another attempt is worth its while after another change, which comes here by itself.
+void SessionManagerImpl::RestLost(Session& session, const absl::Status& why) {
+  bool is_news;
+  {
+    const std::lock_guard lock(session.mutex);
+    session.idle_until = records_.Now() + kLossPause;
+    is_news = !std::exchange(session.loss_told, true);
+  }
+  if (is_news && options_.on_lost) options_.on_lost(session.id, why);
 }
 
 void SessionManagerImpl::RunLease() {
@@ -328,19 +346,22 @@ void SessionManagerImpl::RunLease() {
   }
 }
 
-int SessionManagerImpl::Drain(std::chrono::milliseconds timeout) {
+std::vector<std::string> SessionManagerImpl::Drain(std::chrono::milliseconds timeout) {
   draining_ = true;
   const Clock::time_point deadline = Clock::now() + timeout;
   while (turns_ > 0 && Clock::now() < deadline) std::this_thread::sleep_for(kRoomPoll);
 
-  const std::vector<SessionPtr> sessions = AllSessions();
+  const std::vector<SessionPtr> sessions = table_.All();
   if (records_.has_home()) {
     std::atomic<size_t> next{0};
     std::vector<std::thread> writers;
     for (int i = 0; i < kDrainWriters; ++i) {
       writers.emplace_back([&] {
         for (size_t at = next++; at < sessions.size() && Clock::now() < deadline; at = next++) {
-          while (!records_.Write(*sessions[at], false).ok() && Clock::now() + kFirstRetry < deadline) {
+          for (;;) {
+            const absl::Status status = records_.Write(*sessions[at], false);
+            // One whose state is lost stays so.
+            if (status.ok() || absl::IsDataLoss(status) || Clock::now() + kFirstRetry >= deadline) break;
             std::this_thread::sleep_for(kFirstRetry);
           }
         }
@@ -348,12 +369,21 @@ int SessionManagerImpl::Drain(std::chrono::milliseconds timeout) {
     }
     for (std::thread& writer : writers) writer.join();
   }
-  int lost = 0;
+  std::vector<std::string> lost;
+  bool skips = false;
   for (const SessionPtr& session : sessions) {
     const std::lock_guard lock(session->mutex);
-    lost += session->life == Session::Life::kLive && session->durable_revision < session->state.revision;
+    if (session->life != Session::Life::kLive) continue;
+    if (session->durable_revision < session->state.revision) lost.push_back(session->id);
+    skips |=
+        session->state.skipped > 0;  // nobody has left out yet what an earlier process may have given out
   }
-  if (shared_) records_.EndLease();
+  if (shared_) {
+    records_.EndLease();
+  } else if (disk_ && lost.empty() && !skips && turns_ == 0) {
+    // An error leaves it out, at the cost of revisions that are skipped.
+    disk_->PutCleanMark().IgnoreError();
+  }
   return lost;
 }
 

@@ -6,6 +6,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -88,17 +89,28 @@ T ReadAt(std::span<const std::byte> bytes, size_t offset) {
   return value;
 }
 
-template <typename T>
-void WriteAt(std::vector<std::byte>& bytes, size_t offset, const T& value) {
-  EFLA_CHECK(offset <= bytes.size() && sizeof(T) <= bytes.size() - offset);
-  std::memcpy(bytes.data() + offset, &value, sizeof(T));
-}
+// Fills memory from its beginning on.
+class Writer {
+ public:
+  explicit Writer(std::span<std::byte> bytes) : bytes_(bytes) {}
+  size_t at() const { return at_; }
+  template <typename T>
+  void Append(std::span<const T> values) {
+    const auto raw = std::as_bytes(values);
+    EFLA_CHECK(raw.size() <= bytes_.size() - at_);
+    if (!raw.empty()) std::memcpy(bytes_.data() + at_, raw.data(), raw.size());
+    at_ += raw.size();
+  }
+  void ZeroUntil(size_t offset) {
+    EFLA_CHECK(at_ <= offset && offset <= bytes_.size());
+    std::memset(bytes_.data() + at_, 0, offset - at_);
+    at_ = offset;
+  }
 
-template <typename T>
-void Append(std::vector<std::byte>& bytes, std::span<const T> values) {
-  const auto raw = std::as_bytes(values);
-  bytes.insert(bytes.end(), raw.begin(), raw.end());
-}
+ private:
+  const std::span<std::byte> bytes_;
+  size_t at_ = 0;
+};
 
 // REQUIRES: the text fits.
 template <size_t N>
@@ -141,10 +153,12 @@ int64_t FindNonFinite(std::span<const std::byte> state) {
   return -1;
 }
 
-absl::Status CheckFinite(std::span<const std::byte> state) {
-  const int64_t found = FindNonFinite(state);
+// `first`: the number of the state's element that `part` begins with.
+absl::Status CheckFinite(std::span<const std::byte> part, size_t first = 0) {
+  const int64_t found = FindNonFinite(part);
   if (found < 0) return absl::OkStatus();
-  return absl::DataLossError(absl::StrFormat("element %d of the state is not a finite number", found));
+  return absl::DataLossError(
+      absl::StrFormat("element %d of the state is not a finite number", found + static_cast<int64_t>(first)));
 }
 
 XXH128_hash_t MetadataHash(std::span<const std::byte> bytes, size_t metadata_bytes) {
@@ -257,25 +271,33 @@ size_t RecurrentBytes(const ModelConfig& config) {
   return static_cast<size_t>(layout.num_layers * layout.recurrent_floats) * sizeof(float);
 }
 
-void AppendSection(const ModelConfig& config, const ContextTokens& tokens, std::span<const std::byte> state,
-                   SectionId id, std::vector<std::byte>& out) {
-  if (id == kTokens) {
-    if (tokens.pending_token) Append(out, std::span<const TokenId>(&*tokens.pending_token, 1));
-    Append(out, std::span<const TokenId>(tokens.pending_prompt));
-    Append(out, std::span<const TokenId>(tokens.tail));
-    return;
+// With the hash of each piece to `hashes`: each is checked, copied and hashed while it is in the caches.
+absl::Status WriteRecurrent(std::span<const std::byte> recurrent, Writer& out,
+                            std::vector<uint64_t>& hashes) {
+  for (size_t begin = 0; begin < recurrent.size(); begin += kPieceBytes) {
+    const auto piece = recurrent.subspan(begin, std::min(kPieceBytes, recurrent.size() - begin));
+    if (absl::Status status = CheckFinite(piece, begin / sizeof(float)); !status.ok()) return status;
+    out.Append(piece);
+    hashes.push_back(PieceHash(piece, 0));
   }
-  const size_t recurrent_bytes = RecurrentBytes(config);
-  if (id == kRecurrent) {
-    Append(out, state.first(recurrent_bytes));
+  return absl::OkStatus();
+}
+
+// Any other one.
+void WriteSection(const ModelConfig& config, const ContextTokens& tokens, std::span<const std::byte> state,
+                  SectionId id, Writer& out) {
+  if (id == kTokens) {
+    if (tokens.pending_token) out.Append(std::span<const TokenId>(&*tokens.pending_token, 1));
+    out.Append(std::span<const TokenId>(tokens.pending_prompt));
+    out.Append(std::span<const TokenId>(tokens.tail));
     return;
   }
   const ConvParts conv(config);
   const size_t part = id - kConvQ;
-  std::span<const std::byte> from = state.subspan(recurrent_bytes);
+  std::span<const std::byte> from = state.subspan(RecurrentBytes(config));
   for (size_t row = 0; row < conv.rows; ++row) {
     for (size_t i = 0; i < conv.row_bytes.size(); ++i) {
-      if (i == part) Append(out, from.first(conv.row_bytes[i]));
+      if (i == part) out.Append(from.first(conv.row_bytes[i]));
       from = from.subspan(conv.row_bytes[i]);
     }
   }
@@ -513,29 +535,49 @@ ContextTokens ReadTokens(const Header& header, std::span<const std::byte> sectio
   return tokens;
 }
 
-std::vector<std::byte> JoinState(const ModelConfig& config,
-                                 std::span<const std::span<const std::byte>> sections) {
-  std::vector<std::byte> state;
-  state.reserve(static_cast<size_t>(StateLayout::Of(config).state_bytes()));
-  Append(state, sections[0]);
-  const auto parts = sections.subspan(1);
-  if (parts.empty()) return state;
+// The convolution states of the sections q, k, v, as they lie in memory.
+void JoinConv(const ModelConfig& config, std::span<const std::span<const std::byte>> parts, Writer& out) {
   const ConvParts conv(config);
   for (size_t row = 0; row < conv.rows; ++row) {
     for (size_t i = 0; i < parts.size(); ++i) {
-      Append(state, parts[i].subspan(row * conv.row_bytes[i], conv.row_bytes[i]));
+      out.Append(parts[i].subspan(row * conv.row_bytes[i], conv.row_bytes[i]));
     }
   }
-  return state;
+}
+
+// `sections`: RECURRENT and the convolutions'. `own`: null, or the buffer that these lie in, which may be
+// written over: the state then stays where it is, if there is room behind it for the convolutions'.
+HostBuffer JoinState(const ModelConfig& config, std::span<const std::span<const std::byte>> sections,
+                     HostBuffers& buffers, HostBuffer* own) {
+  const auto state_bytes = static_cast<size_t>(StateLayout::Of(config).state_bytes());
+  const std::span<const std::byte> recurrent = sections[0];
+  const auto parts = sections.subspan(1);
+  const size_t offset = own == nullptr ? 0 : static_cast<size_t>(recurrent.data() - own->data());
+  if (own == nullptr || own->size() - offset < state_bytes) {
+    HostBuffer state = buffers.Take(state_bytes);
+    Writer out(state.span());
+    out.Append(recurrent);
+    JoinConv(config, parts, out);
+    return state;
+  }
+  HostBuffer conv = buffers.Take(state_bytes - recurrent.size());
+  Writer out(conv.span());
+  JoinConv(config, parts, out);
+  own->Narrow(offset, state_bytes);
+  if (!conv.empty()) std::memcpy(own->data() + recurrent.size(), conv.data(), conv.size());
+  return std::move(*own);
 }
 
 }  // namespace
 
-SnapshotFormat::SnapshotFormat(SnapshotIdentity identity, const ModelConfig& config)
-    : identity_(std::move(identity)), config_(config) {}
+SnapshotFormat::SnapshotFormat(SnapshotIdentity identity, const ModelConfig& config,
+                               std::shared_ptr<HostBuffers> buffers)
+    : identity_(std::move(identity)),
+      config_(config),
+      buffers_(buffers != nullptr ? std::move(buffers) : HostBuffers::Create(0)) {}
 
-absl::StatusOr<std::vector<std::byte>> SnapshotFormat::Encode(const ContextTokens& tokens,
-                                                              std::span<const std::byte> state) const {
+absl::StatusOr<HostBuffer> SnapshotFormat::Encode(const ContextTokens& tokens,
+                                                  std::span<const std::byte> state) const {
   if (absl::Status status = CheckTexts(identity_); !status.ok()) return status;
   if (absl::Status status = CheckTokens(tokens, config_.vocab_size); !status.ok()) return status;
   const auto state_bytes = static_cast<size_t>(StateLayout::Of(config_).state_bytes());
@@ -545,7 +587,11 @@ absl::StatusOr<std::vector<std::byte>> SnapshotFormat::Encode(const ContextToken
         absl::StrFormat("the state has %d bytes; with %d fed tokens this model's has %d", state.size(),
                         tokens.fed_tokens, expected_bytes));
   }
-  if (absl::Status status = CheckFinite(state); !status.ok()) return status;
+  const auto recurrent = state.first(state.empty() ? 0 : RecurrentBytes(config_));
+  const auto convolutions = state.subspan(recurrent.size());
+  if (absl::Status status = CheckFinite(convolutions, recurrent.size() / sizeof(float)); !status.ok()) {
+    return status;
+  }
 
   Header header = ShapeOf(config_);
   SetText(header.weights, identity_.weights_fingerprint);
@@ -571,30 +617,43 @@ absl::StatusOr<std::vector<std::byte>> SnapshotFormat::Encode(const ContextToken
   }
   header.total_bytes = AlignUp(end) + sizeof(Footer);
 
-  std::vector<std::byte> bytes;
-  bytes.reserve(header.total_bytes);
-  Append(bytes, std::span<const Header>(&header, 1));
-  Append(bytes, std::span<const SectionEntry>(table));
-  bytes.resize(metadata_bytes);
-  size_t piece = 0;
+  HostBuffer bytes = buffers_->Take(header.total_bytes);
+  Writer out(bytes.span());
+  out.Append(std::span<const Header>(&header, 1));
+  out.Append(std::span<const SectionEntry>(table));
+  out.ZeroUntil(metadata_bytes);
+  std::vector<uint64_t> hashes;
   for (const SectionEntry& section : table) {
-    bytes.resize(section.offset);
-    AppendSection(config_, tokens, state, static_cast<SectionId>(section.id), bytes);
-    EFLA_CHECK(bytes.size() == section.offset + section.bytes);
-    const auto content = std::span<const std::byte>(bytes).subspan(section.offset);
-    for (size_t i = 0; i < Pieces(section.bytes); ++i) {
-      WriteAt(bytes, piece_table + piece++ * sizeof(uint64_t), PieceHash(content, i));
+    out.ZeroUntil(section.offset);
+    if (section.id == kRecurrent) {
+      if (absl::Status status = WriteRecurrent(recurrent, out, hashes); !status.ok()) return status;
+    } else {
+      WriteSection(config_, tokens, state, static_cast<SectionId>(section.id), out);
+      const auto content = bytes.span().subspan(section.offset, section.bytes);
+      for (size_t i = 0; i < Pieces(section.bytes); ++i) hashes.push_back(PieceHash(content, i));
     }
+    EFLA_CHECK(out.at() == section.offset + section.bytes);
   }
-  bytes.resize(AlignUp(bytes.size()));
+  out.ZeroUntil(AlignUp(out.at()));
+  EFLA_CHECK(hashes.size() == pieces);
+  std::ranges::copy(std::as_bytes(std::span(hashes)), bytes.data() + piece_table);
   const XXH128_hash_t hash = MetadataHash(bytes, metadata_bytes);
   const Footer footer{.hash_low = hash.low64, .hash_high = hash.high64, .total_bytes = header.total_bytes};
-  Append(bytes, std::span<const Footer>(&footer, 1));
+  out.Append(std::span<const Footer>(&footer, 1));
   return bytes;
 }
 
 absl::StatusOr<Snapshot> SnapshotFormat::Decode(std::span<const std::byte> bytes,
                                                 bool allow_other_numerics) const {
+  return Decode(bytes, allow_other_numerics, nullptr);
+}
+
+absl::StatusOr<Snapshot> SnapshotFormat::DecodeInPlace(HostBuffer bytes, bool allow_other_numerics) const {
+  return Decode(bytes, allow_other_numerics, &bytes);
+}
+
+absl::StatusOr<Snapshot> SnapshotFormat::Decode(std::span<const std::byte> bytes, bool allow_other_numerics,
+                                                HostBuffer* own) const {
   if (absl::Status status = CheckFrame(bytes); !status.ok()) return status;
   absl::StatusOr<Metadata> metadata = ReadMetadata(bytes);
   if (!metadata.ok()) return metadata.status();
@@ -610,7 +669,7 @@ absl::StatusOr<Snapshot> SnapshotFormat::Decode(std::span<const std::byte> bytes
   snapshot.tokens = ReadTokens(header, sections->front());
   if (status = CheckTokens(snapshot.tokens, config_.vocab_size); !status.ok()) return status;
   if (sections->size() > 1) {
-    snapshot.state = JoinState(config_, std::span(*sections).subspan(1));
+    snapshot.state = JoinState(config_, std::span(*sections).subspan(1), *buffers_, own);
     if (status = CheckFinite(snapshot.state); !status.ok()) return status;
   }
   return snapshot;

@@ -55,14 +55,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "model/config.h"
 #include "server/sessions/context.h"
+#include "server/sessions/host_buffer.h"
 
 namespace efla {
 
@@ -77,34 +78,43 @@ struct SnapshotIdentity {
 
 struct Snapshot {
   ContextTokens tokens;
-  std::vector<std::byte> state;  // StateLayout::state_bytes; empty when fed_tokens is 0
+  HostBuffer state;  // StateLayout::state_bytes; empty when fed_tokens is 0
 };
 
 // Thread-safe.
 class SnapshotFormat {
  public:
-  // REQUIRES: config.Validate().
-  SnapshotFormat(SnapshotIdentity identity, const ModelConfig& config);
+  // REQUIRES: config.Validate(). `buffers`: whose memory snapshots and states get; null: a pool of its own.
+  SnapshotFormat(SnapshotIdentity identity, const ModelConfig& config,
+                 std::shared_ptr<HostBuffers> buffers = nullptr);
 
   // INVALID_ARGUMENT when the state has not the model's size or the tokens contradict each other; DATA_LOSS
   // when the state holds a NaN or an infinity (such a state is never written).
-  absl::StatusOr<std::vector<std::byte>> Encode(const ContextTokens& tokens,
-                                                std::span<const std::byte> state) const;
+  absl::StatusOr<HostBuffer> Encode(const ContextTokens& tokens, std::span<const std::byte> state) const;
 
   // Untrusted bytes. DATA_LOSS: truncated, a checksum differs, a NaN. FAILED_PRECONDITION, naming both sides:
   // another format version, model, tokenizer, shape, dtype; another `numerics` unless `allow_other_numerics`.
   // INVALID_ARGUMENT: not a snapshot at all, or fields that contradict each other (ids beyond the vocabulary,
   // counts). Every size is derived from the model and compared, never taken from the bytes.
   absl::StatusOr<Snapshot> Decode(std::span<const std::byte> bytes, bool allow_other_numerics = false) const;
+  // Likewise, of bytes that may be written over: mostly without a copy of the state.
+  absl::StatusOr<Snapshot> DecodeInPlace(HostBuffer bytes, bool allow_other_numerics = false) const;
 
   // Of any valid Encode; for limits before the bytes have arrived.
   int64_t max_bytes() const;
   int64_t state_bytes() const;  // of every state: StateLayout::state_bytes
   const SnapshotIdentity& identity() const { return identity_; }
+  // Shared by all copies of this format; never null.
+  const std::shared_ptr<HostBuffers>& buffers() const { return buffers_; }
 
  private:
+  // `own`: bytes' buffer, when it may be written over.
+  absl::StatusOr<Snapshot> Decode(std::span<const std::byte> bytes, bool allow_other_numerics,
+                                  HostBuffer* own) const;
+
   SnapshotIdentity identity_;
   ModelConfig config_;
+  std::shared_ptr<HostBuffers> buffers_;
 };
 
 }  // namespace efla

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "server/sessions/session_key.h"
 
 namespace efla {
 namespace {
@@ -75,12 +76,14 @@ class RecordReader {
 
 }  // namespace
 
-absl::Status CheckStoreName(const char* what, const std::string& name) {
+absl::Status CheckStoreName(const char* what, const std::string& key) {
+  const std::string_view name = NameOf(key);
   const auto allowed = [](char c) {
     return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '.' ||
            c == '_' || c == '-';
   };
-  if (!name.empty() && name.size() <= kMaxStoreNameBytes && std::all_of(name.begin(), name.end(), allowed)) {
+  if (!name.empty() && name.size() <= kMaxStoreNameBytes && HasGoodTenant(key) &&
+      std::all_of(name.begin(), name.end(), allowed)) {
     return absl::OkStatus();
   }
   return absl::InvalidArgumentError(
@@ -139,7 +142,9 @@ absl::Status CheckReplaces(const SessionRecord* stored, const SessionRecord& rec
         is_expected && (record.epoch > stored->epoch || (record.deleted && record.epoch == stored->epoch));
   } else if (stored->epoch == expected_epoch) {
     const bool takes = !record.owner.empty() && record.owner != stored->owner;
-    replaces = record.epoch > stored->epoch || (record.revision >= stored->revision && !takes);
+    const bool goes_back = record.revision < stored->revision;
+    const bool claims_stale = goes_back && !record.owner.empty() && record.revision > 0;
+    replaces = record.epoch > stored->epoch ? !claims_stale || record.deleted : !goes_back && !takes;
   }
   return replaces ? absl::OkStatus() : StaleRecord(stored, record, expected_epoch);
 }
@@ -152,6 +157,11 @@ absl::Status StaleRecord(const SessionRecord* stored, const SessionRecord& recor
   return absl::AbortedError(
       put + absl::StrFormat("the stored record has epoch %d, revision %d, owner \"%s\"%s", stored->epoch,
                             stored->revision, stored->owner, stored->deleted ? " and is deleted" : ""));
+}
+
+std::string HashHex(std::span<const std::byte> bytes) {
+  const XXH128_hash_t hash = XXH3_128bits(bytes.data(), bytes.size());
+  return absl::StrFormat("%016x%016x", hash.high64, hash.low64);
 }
 
 std::vector<std::byte> EncodeRecord(const SessionRecord& record, int64_t written_unix_ms) {

@@ -21,8 +21,9 @@ inline constexpr size_t kMaxRecordPayloadBytes = 64 << 20;
 // Of expires_unix_ms; what a double, which is what Redis scripts calculate with, still holds exactly.
 inline constexpr int64_t kMaxUnixMs = int64_t{1} << 52;
 
-// INVALID_ARGUMENT, naming `what`, unless `name` is 1 to 128 characters of [A-Za-z0-9._-].
-absl::Status CheckStoreName(const char* what, const std::string& name);
+// INVALID_ARGUMENT, naming `what`, unless `key` is 1 to 128 characters of [A-Za-z0-9._-], which may stand
+// behind a tenant's name and a "~" (session_key.h).
+absl::Status CheckStoreName(const char* what, const std::string& key);
 // INVALID_ARGUMENT unless it is 1 to 256 bytes.
 absl::Status CheckOwner(const std::string& owner);
 
@@ -33,6 +34,9 @@ absl::Status CheckRecord(const SessionRecord& record, uint64_t expected_epoch);
 absl::Status CheckReplaces(const SessionRecord* stored, const SessionRecord& record, uint64_t expected_epoch);
 // ABORTED as CheckReplaces says it, for a store that decides elsewhere.
 absl::Status StaleRecord(const SessionRecord* stored, const SessionRecord& record, uint64_t expected_epoch);
+
+// XXH3 (128 bits) in hexadecimal.
+std::string HashHex(std::span<const std::byte> bytes);
 
 // A record in bytes, for files: "EFLR", version, the fields, XXH3 (64 bits) of what precedes.
 std::vector<std::byte> EncodeRecord(const SessionRecord& record, int64_t written_unix_ms);

@@ -19,7 +19,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -35,6 +34,7 @@
 #include "kernels/counter_random.h"
 #include "kernels/create_device.h"
 #include "kernels/device.h"
+#include "tests/bench/utc_time.h"
 #include "tests/kernels/reference.h"
 
 namespace efla {
@@ -641,15 +641,6 @@ std::string JsonLine(const Report& report) {
             ", \"output_error\": " + JsonNumber(head.output_error) + "}";
   }
   return line + "]}";
-}
-
-std::string UtcTime() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc;
-  gmtime_r(&now, &utc);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
 }
 
 int64_t ParseCount(const std::string& name, const std::string& text, int64_t least, int64_t most) {

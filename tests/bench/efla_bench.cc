@@ -10,8 +10,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
-#include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -27,6 +25,8 @@
 #include "model/checkpoint.h"
 #include "model/model.h"
 #include "model/state_pool.h"
+#include "tests/bench/bench_options.h"
+#include "tests/bench/utc_time.h"
 
 namespace efla {
 namespace {
@@ -39,10 +39,7 @@ constexpr int kCeilingPasses = 15;
 constexpr int kDefaultContextSeconds = 12;  // what filling the default long context may take
 constexpr int64_t kLongestDefaultContext = 100'000;
 
-struct Options {
-  std::string checkpoint, preset, dtype = "bf16", device = "auto", json_file;
-  int threads = 0;
-  int ordinal = 0;
+struct Options : BenchOptions {
   int max_batch_tokens = 512;
   std::vector<int> decode_batches = {1, 8, 32};
   std::vector<int> prefill_lengths = {512, 2048};
@@ -51,33 +48,7 @@ struct Options {
   int repeats = 3;
 };
 
-double SecondsSince(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double Quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
-}
 double Median(const std::vector<double>& values) { return Quantile(values, 0.5); }
-
-// A line of /proc/self/status, in bytes: "VmRSS:", "VmHWM:".
-int64_t ProcessBytes(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind(field, 0) == 0) return std::stoll(line.substr(field.size())) * 1024;
-  }
-  return 0;
-}
-
-std::string UtcTime() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc;
-  gmtime_r(&now, &utc);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
-}
 
 int UsableCores() {
   cpu_set_t cores;
@@ -490,11 +461,7 @@ int RunBench(const Options& options, const std::string& command) {
   json["peak_rss_bytes"] = ProcessBytes("VmHWM:");
   json["total_seconds"] = SecondsSince(start);
   absl::PrintF("\ntotal      %.1f s\n", SecondsSince(start));
-  if (!options.json_file.empty()) {
-    std::ofstream file(options.json_file);
-    file << json.dump(2) << "\n";
-    if (!file.flush()) Fail(absl::UnavailableError("cannot write " + options.json_file));
-  }
+  if (!WriteJson(options.json_file, json)) Fail(absl::UnavailableError("cannot write " + options.json_file));
   return 0;
 }
 
@@ -504,17 +471,7 @@ int RunBench(const Options& options, const std::string& command) {
 int main(int argc, char** argv) {
   efla::Options options;
   CLI::App app{"Measures the engine's model path without RPC."};
-  auto* checkpoint = app.add_option("--checkpoint", options.checkpoint, "Checkpoint directory");
-  auto* preset = app.add_option("--preset", options.preset, "Random weights of a preset: demo, 340m, 1.3b");
-  checkpoint->excludes(preset);
-  app.add_option("--dtype", options.dtype, "Weights of --preset")
-      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
-      ->capture_default_str()
-      ->needs(preset);
-  app.add_option("--device", options.device, "auto, cpu or cuda")->capture_default_str();
-  app.add_option("--threads", options.threads, "CPU threads; 0: one for each usable core")
-      ->capture_default_str();
-  app.add_option("--ordinal", options.ordinal, "Which GPU")->capture_default_str();
+  efla::AddModelOptions(app, options);
   app.add_option("--max-batch-tokens", options.max_batch_tokens, "Prompt tokens a step, a multiple of 64")
       ->check(CLI::Range(64, 1 << 20))
       ->capture_default_str();
@@ -537,7 +494,7 @@ int main(int argc, char** argv) {
   app.add_option("--repeats", options.repeats, "Prompts a prefill measurement")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--json", options.json_file, "Also write every figure to this file");
+  efla::AddJsonOption(app, options);
   CLI11_PARSE(app, argc, argv);
   if (options.checkpoint.empty() && options.preset.empty()) {
     std::fprintf(stderr, "efla_bench: give --checkpoint DIR or --preset NAME; --help lists all flags\n");

@@ -13,9 +13,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <mutex>
 #include <nlohmann/json.hpp>
@@ -36,6 +34,8 @@
 #include "server/sessions/disk_store.h"
 #include "server/sessions/redis_store.h"
 #include "server/sessions/session_manager.h"
+#include "tests/bench/bench_options.h"
+#include "tests/bench/utc_time.h"
 
 namespace efla {
 namespace {
@@ -47,49 +47,24 @@ constexpr int kIdlePromptTokens = 4;  // of each of them
 constexpr std::chrono::hours kNever{24};
 constexpr std::chrono::minutes kTracesLive{2};  // in Redis, what deleted sessions leave
 
-struct Options {
-  std::string checkpoint, preset, dtype = "bf16", device = "auto", session_dir, redis, json_file;
-  int threads = 0;
-  int ordinal = 0;
+struct Options : BenchOptions {
+  std::string session_dir, redis;
   int slots = 32;
   int repetitions = 12;
   int turns = 50;
   int turn_prompt = 32;
   int turn_draw = 4;
   int idle = 48;
+  int idle_device = 0;
+  std::optional<int> idle_host;  // absent: half of what is left, as far as host memory goes
+  int resumes = 0;               // of each tier; 0: as many as repetitions
   int64_t host_bytes = int64_t{1} << 30;
 };
-
-double SecondsSince(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-double Quantile(std::vector<double> values, double q) {
-  std::sort(values.begin(), values.end());
-  return values[static_cast<size_t>(q * static_cast<double>(values.size() - 1) + 0.5)];
-}
-
-int64_t ResidentBytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind("VmRSS:", 0) == 0) return std::stoll(line.substr(6)) * 1024;
-  }
-  return 0;
-}
 
 // What is in use of malloc's memory, all of its arenas together.
 int64_t AllocatedBytes() {
   const struct mallinfo2 memory = mallinfo2();
   return static_cast<int64_t>(memory.uordblks + memory.hblkhd);
-}
-
-std::string UtcTime() {
-  const std::time_t now = std::time(nullptr);
-  std::tm utc;
-  gmtime_r(&now, &utc);
-  char text[32];
-  std::strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return text;
 }
 
 [[noreturn]] void Fail(const absl::Status& status) {
@@ -245,8 +220,17 @@ SessionChange ChangeOf(const std::string& id, Durability durability = Durability
 
 class SessionBench {
  public:
-  SessionBench(Engine& engine, const ModelConfig& config, const Options& options)
-      : engine_(engine), config_(config), options_(options) {}
+  SessionBench(Device& device, Engine& engine, const ModelConfig& config, const Options& options)
+      : engine_(engine),
+        config_(config),
+        options_(options),
+        buffers_(HostBuffers::Create(
+            options.host_bytes, {.allocate = [&device](size_t bytes) { return device.AllocateHost(bytes); },
+                                 .free = [&device](void* memory) { device.FreeHost(memory); }})) {}
+
+  std::unique_ptr<DiskStore> OpenDisk(const std::string& folder) const {
+    return OrFail(DiskStore::Open({.folder = folder, .buffers = buffers_}));
+  }
 
   // One manager at a time: it is what the engine asks for slots.
   std::unique_ptr<SessionManager> StartManager(std::unique_ptr<SessionStore> disk,
@@ -261,7 +245,7 @@ class SessionBench {
     const SnapshotIdentity identity{.weights_fingerprint = std::string(64, '0'),
                                     .tokenizer_fingerprint = "",
                                     .numerics = "session_bench"};
-    return OrFail(SessionManager::Start(engine_, SnapshotFormat(identity, config_), std::move(disk),
+    return OrFail(SessionManager::Start(engine_, SnapshotFormat(identity, config_, buffers_), std::move(disk),
                                         std::move(shared), sessions));
   }
 
@@ -325,9 +309,9 @@ class SessionBench {
 
       const std::string host = Named("host", run), disk = Named("disk", run), copy = Named("copy", run);
       Turn(manager, {.session_id = host});
-      const std::vector<std::byte> snapshot =
+      const HostBuffer snapshot =
           figures.Time("export, state on the device", [&] { return manager.Export(host, ""); });
-      snapshot_bytes_ = std::ssize(snapshot);
+      snapshot_bytes_ = static_cast<int64_t>(snapshot.size());
       figures.Time("export, state in host memory", [&] { return manager.Export(host, ""); });
       figures.Time("import", [&] {
         return manager.Import(copy, std::chrono::milliseconds(0), snapshot, "", Durability::kNone);
@@ -373,7 +357,6 @@ class SessionBench {
         const TurnTimes times =
             Turn(manager, {.session_id = id, .prompt = options_.turn_prompt, .commit = false});
         figures.Add(names[i], times.first_token);
-        if (sessions[i].empty()) OrFail(manager.Delete(ChangeOf(id)));
       }
     }
     const int64_t tokens = OrFail(manager.Get(whole.session_id)).tokens;
@@ -386,30 +369,38 @@ class SessionBench {
             {"time_to_first_token", figures.ToJson()}};
   }
 
-  // Sessions at rest. Half of them stay in host memory, as far as it goes, the others on the disk only.
+  // Sessions at rest: some on the device, some in host memory, the others on the disk only.
   Json Idle(const std::string& folder, Figures& figures) {
-    auto opened = OrFail(DiskStore::Open({.folder = folder}));
+    auto opened = OpenDisk(folder);
     const DiskStore& disk = *opened;
     const std::unique_ptr<SessionManager> manager = StartManager(std::move(opened), nullptr, "");
     const int64_t most_in_host = options_.host_bytes * 9 / 10 / state_bytes();
-    const int in_host = static_cast<int>(std::min<int64_t>(options_.idle / 2, most_in_host));
-    const int on_disk = options_.idle - in_host;
+    const int on_device = options_.idle_device;
+    const int in_host = options_.idle_host.value_or(
+        static_cast<int>(std::min<int64_t>((options_.idle - on_device) / 2, most_in_host)));
+    const int on_disk = options_.idle - on_device - in_host;
+    CheckSplit(folder, on_device, in_host, on_disk);
 
     // Memory that many turns at once need, once and for all, is not a session's.
     MakeIdle(*manager, "warm-up", 2 * kIdleThreads, SessionTier::kDisk);
     for (int i = 0; i < 2 * kIdleThreads; ++i) OrFail(manager->Delete(ChangeOf(Named("warm-up", i))));
     const int64_t bytes_before = disk.stats().bytes;
 
-    const int64_t resident_before = ResidentBytes(), allocated_before = AllocatedBytes();
+    const int64_t resident_before = ProcessBytes("VmRSS:"), allocated_before = BytesInUse();
     auto begin = Clock::now();
     MakeIdle(*manager, "disk", on_disk, SessionTier::kDisk);
     const double disk_seconds = SecondsSince(begin);
-    const int64_t allocated_disk = AllocatedBytes(), disk_bytes = disk.stats().bytes - bytes_before;
+    const int64_t allocated_disk = BytesInUse(), disk_bytes = disk.stats().bytes - bytes_before;
     begin = Clock::now();
     MakeIdle(*manager, "host", in_host, SessionTier::kHost);
     const double host_seconds = SecondsSince(begin);
-    const int64_t allocated_host = AllocatedBytes(), resident_after = ResidentBytes();
+    const int64_t allocated_host = BytesInUse();
+    const SessionManager::Stats with_host = manager->stats();
+    MakeIdle(*manager, "device", on_device, SessionTier::kDevice);
+    const int64_t allocated_device = BytesInUse(), resident_after = ProcessBytes("VmRSS:");
     const SessionManager::Stats stats = manager->stats();
+    // A device's pinned memory is none of malloc's.
+    const int64_t host_memory = std::max(allocated_host - allocated_disk, with_host.host_bytes);
 
     DropFromPageCache(folder);
     std::mt19937 random(1);
@@ -418,27 +409,30 @@ class SessionBench {
       std::vector<int> order(static_cast<size_t>(count));
       for (int i = 0; i < count; ++i) order[static_cast<size_t>(i)] = i;
       std::shuffle(order.begin(), order.end(), random);
-      if (count > options_.repetitions) order.resize(static_cast<size_t>(options_.repetitions));
+      const int most = options_.resumes > 0 ? options_.resumes : options_.repetitions;
+      if (count > most) order.resize(static_cast<size_t>(most));
       for (const int number : order) {
         const TurnRequest turn = {.session_id = Named(from, number), .commit = false};
-        TurnTimes times = Turn(*manager, turn);
+        const TurnTimes times = Turn(*manager, turn);
         figures.Add("from the " + from + ": state on the device again", times.begin + times.prepare);
         figures.Add("from the " + from + ": first token", times.first_token);
-        times = Turn(*manager, turn);
-        figures.Add("from the device: first token", times.first_token);
+        if (on_device == 0) figures.Add("from the device: first token", Turn(*manager, turn).first_token);
       }
     };
+    resume("device", on_device);
     resume("host", in_host);
     resume("disk", on_disk);
 
     const auto each = [](int64_t bytes, int count) { return count > 0 ? bytes / count : 0; };
     return {{"sessions", options_.idle},
+            {"on_device", on_device},
             {"in_host_memory", in_host},
             {"on_disk", on_disk},
             {"resident_bytes_before", resident_before},
             {"resident_bytes_after", resident_after},
             {"memory_bytes_a_session_on_disk", each(allocated_disk - allocated_before, on_disk)},
-            {"memory_bytes_a_session_in_host_memory", each(allocated_host - allocated_disk, in_host)},
+            {"memory_bytes_a_session_in_host_memory", each(host_memory, in_host)},
+            {"memory_bytes_a_session_on_device", each(allocated_device - allocated_host, on_device)},
             {"host_state_bytes", stats.host_bytes},
             {"disk_bytes", disk_bytes},
             {"disk_bytes_a_session", each(disk_bytes, on_disk)},
@@ -452,6 +446,7 @@ class SessionBench {
     RedisStoreOptions store;
     store.key_prefix = absl::StrFormat("session_bench-%d:", getpid());
     store.unnamed_grace = store.tombstone_ttl = kTracesLive;
+    store.buffers = buffers_;
     const auto connect = [&] {
       auto redis = OrFail(RedisStore::Create(address, store));
       OrFail(redis->Ping());
@@ -467,8 +462,8 @@ class SessionBench {
       Turn(*manager, {.session_id = id});
       figures.Time("push: device to Redis", [&] { return manager->Move(id, SessionTier::kShared); });
     }
-    if (const int lost = manager->Drain(std::chrono::seconds(30)); lost > 0) {
-      Fail(absl::UnavailableError(absl::StrFormat("%d sessions could not be written to Redis", lost)));
+    if (const auto lost = manager->Drain(std::chrono::seconds(30)); !lost.empty()) {
+      Fail(absl::UnavailableError(absl::StrFormat("%d sessions could not be written to Redis", lost.size())));
     }
     manager.reset();
     manager = StartManager(nullptr, connect(), "two");
@@ -498,6 +493,11 @@ class SessionBench {
   int64_t snapshot_bytes() const { return snapshot_bytes_; }
 
  private:
+  // Buffers that wait to be used again are nobody's; those of the device are not malloc's.
+  int64_t BytesInUse() const {
+    const HostBuffers::Stats stats = buffers_->stats();
+    return AllocatedBytes() + stats.foreign_bytes - stats.idle_bytes;
+  }
   static std::string Named(const std::string& kind, int number) {
     return absl::StrFormat("%s-%d", kind, number);
   }
@@ -514,6 +514,30 @@ class SessionBench {
       const SessionInfo info = OrFail(manager.Get(id));
       if (info.durable_revision == info.revision) return;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  }
+  // Before hours are spent on sessions for which there is no room.
+  void CheckSplit(const std::string& folder, int on_device, int in_host, int on_disk) const {
+    const auto refuse = [](const std::string& why) { Fail(absl::InvalidArgumentError(why)); };
+    if (on_disk < 0) {
+      refuse(absl::StrFormat("--idle-device %d and --idle-host %d are more than --idle %d", on_device,
+                             in_host, options_.idle));
+    }
+    // Half of the slots stay with the turns that make and resume them.
+    if (on_device > options_.slots / 2) {
+      refuse(absl::StrFormat("--idle-device %d needs %d --slots; there are %d", on_device, 2 * on_device,
+                             options_.slots));
+    }
+    const int64_t host_bytes = (in_host + 2 * kIdleThreads) * state_bytes();
+    if (host_bytes > options_.host_bytes) {
+      refuse(absl::StrFormat("--idle-host %d needs --host-bytes %d; it is %d", in_host, host_bytes,
+                             options_.host_bytes));
+    }
+    const auto free = static_cast<int64_t>(std::filesystem::space(folder).available);
+    const int64_t disk_bytes = (on_disk + 2 * kIdleThreads) * (snapshot_bytes_ + (64 << 10));
+    if (disk_bytes > free) {
+      refuse(absl::StrFormat("%d sessions on the disk need %d bytes; %s has %d", on_disk, disk_bytes, folder,
+                             free));
     }
   }
   void MakeIdle(SessionManager& manager, const std::string& kind, int count, SessionTier tier) {
@@ -533,6 +557,7 @@ class SessionBench {
   Engine& engine_;
   const ModelConfig& config_;
   const Options& options_;
+  const std::shared_ptr<HostBuffers> buffers_;
   std::atomic<uint32_t> seed_{0};
   int64_t snapshot_bytes_ = 0;
 };
@@ -557,7 +582,7 @@ int RunBench(const Options& options, const std::string& command) {
       OrFail(StatePool::Create(*device, model->config(), options.slots, /*poison=*/false));
   const std::unique_ptr<Engine> engine =
       OrFail(Engine::Start(*model, *states, /*tokenizer=*/nullptr, engine_options, /*observer=*/nullptr));
-  SessionBench bench(*engine, model->config(), options);
+  SessionBench bench(*device, *engine, model->config(), options);
   bench.Touch(*states);
   static const ScratchFolder scratch(options.session_dir);  // static: Fail removes it too
 
@@ -580,7 +605,7 @@ int RunBench(const Options& options, const std::string& command) {
 
   {
     const std::unique_ptr<SessionManager> manager =
-        bench.StartManager(OrFail(DiskStore::Open({.folder = scratch.Sub("operations")})), nullptr, "");
+        bench.StartManager(bench.OpenDisk(scratch.Sub("operations")), nullptr, "");
     Figures operations("operation");
     bench.Operations(*manager, operations);
     operations.Print();
@@ -613,10 +638,12 @@ int RunBench(const Options& options, const std::string& command) {
     const Json idle = bench.Idle(scratch.Sub("idle"), resume);
     const auto bytes = [&](const char* name) { return static_cast<double>(idle[name].get<int64_t>()); };
     absl::PrintF(
-        "\nidle       %d sessions: %d in host memory, %d on the disk alone; resident %.1f MB, before %.1f "
-        "MB\n",
-        options.idle, idle["in_host_memory"].get<int>(), idle["on_disk"].get<int>(),
-        bytes("resident_bytes_after") / 1e6, bytes("resident_bytes_before") / 1e6);
+        "\nidle       %d sessions: %d on the device, %d in host memory, %d on the disk alone; resident %.1f "
+        "MB, "
+        "before %.1f MB\n",
+        options.idle, idle["on_device"].get<int>(), idle["in_host_memory"].get<int>(),
+        idle["on_disk"].get<int>(), bytes("resident_bytes_after") / 1e6,
+        bytes("resident_bytes_before") / 1e6);
     absl::PrintF(
         "           one in host memory takes %.3f MB; one on the disk %.3f MB there and %.1f KB of memory\n",
         bytes("memory_bytes_a_session_in_host_memory") / 1e6, bytes("disk_bytes_a_session") / 1e6,
@@ -630,11 +657,7 @@ int RunBench(const Options& options, const std::string& command) {
 
   json["total_seconds"] = SecondsSince(start);
   absl::PrintF("\ntotal      %.1f s\n", SecondsSince(start));
-  if (!options.json_file.empty()) {
-    std::ofstream file(options.json_file);
-    file << json.dump(2) << "\n";
-    if (!file.flush()) Fail(absl::UnavailableError("cannot write " + options.json_file));
-  }
+  if (!WriteJson(options.json_file, json)) Fail(absl::UnavailableError("cannot write " + options.json_file));
   return 0;
 }
 
@@ -644,17 +667,7 @@ int RunBench(const Options& options, const std::string& command) {
 int main(int argc, char** argv) {
   efla::Options options;
   CLI::App app{"Measures what sessions cost, without RPC."};
-  auto* checkpoint = app.add_option("--checkpoint", options.checkpoint, "Checkpoint directory");
-  auto* preset = app.add_option("--preset", options.preset, "Random weights of a preset: demo, 340m, 1.3b");
-  checkpoint->excludes(preset);
-  app.add_option("--dtype", options.dtype, "Weights of --preset")
-      ->check(CLI::IsMember({"f32", "f16", "bf16"}))
-      ->capture_default_str()
-      ->needs(preset);
-  app.add_option("--device", options.device, "auto, cpu or cuda")->capture_default_str();
-  app.add_option("--threads", options.threads, "CPU threads; 0: one for each usable core")
-      ->capture_default_str();
-  app.add_option("--ordinal", options.ordinal, "Which GPU")->capture_default_str();
+  efla::AddModelOptions(app, options);
   app.add_option("--session-dir", options.session_dir,
                  "Where the sessions' own folder is made, and removed at the end [where temporary files go]");
   app.add_option("--redis", options.redis,
@@ -680,7 +693,17 @@ int main(int argc, char** argv) {
   app.add_option("--idle", options.idle, "Idle sessions; 0: none")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--json", options.json_file, "Also write every figure to this file");
+  app.add_option("--idle-device", options.idle_device, "Of these, on the device; at most half of --slots")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option(
+         "--idle-host", options.idle_host,
+         "Of these, in host memory; the rest is on the disk [half of the rest, as far as memory goes]")
+      ->check(CLI::NonNegativeNumber);
+  app.add_option("--resumes", options.resumes, "Idle sessions of each tier to go on with; 0: --repetitions")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  efla::AddJsonOption(app, options);
   CLI11_PARSE(app, argc, argv);
   if (options.checkpoint.empty() && options.preset.empty()) {
     std::fprintf(stderr, "session_bench: give --checkpoint DIR or --preset NAME; --help lists all flags\n");

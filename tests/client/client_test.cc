@@ -2,6 +2,8 @@
 
 #include <condition_variable>
 #include <mutex>
+#include <string>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "tests/client/fake_server.h"
@@ -46,6 +48,125 @@ TEST_F(ClientTest, EventsComeInOrderAndTheCallEndsOk) {
   EXPECT_TRUE(status.ok()) << status;
   EXPECT_EQ(text, "789");
   EXPECT_TRUE(finished);
+}
+
+TEST_F(ClientTest, ACallOfASessionNamesItForBalancers) {
+  std::vector<std::string> seen;
+  server_.generation.generate = [&](grpc::ServerContext& context, const v1::GenerateRequest&,
+                                    FakeGeneration::Writer& writer) {
+    const auto found = context.client_metadata().find("x-session-id");
+    seen.push_back(found == context.client_metadata().end()
+                       ? "none"
+                       : std::string(found->second.data(), found->second.size()));
+    writer.Write(FinishedEvent(1, 1));
+    return grpc::Status::OK;
+  };
+  v1::GenerateRequest request;
+  const auto ignore = [](const v1::GenerateResponse&) { return true; };
+  EXPECT_TRUE(client_.Generate(request, {}, ignore).ok());
+  request.mutable_session()->set_session_id("tale");
+  EXPECT_TRUE(client_.Generate(request, {}, ignore).ok());
+  EXPECT_EQ(seen, (std::vector<std::string>{"none", "tale"}));
+}
+
+TEST_F(ClientTest, WhatWasRefusedBeforeItBeganIsTriedAgainAsTheServerSays) {
+  int attempts = 0;
+  server_.generation.score = [&](const v1::ScoreRequest&, v1::ScoreResponse&) {
+    return ++attempts < 3 ? grpc::Status(grpc::StatusCode::UNAVAILABLE, "draining") : grpc::Status::OK;
+  };
+  Client patient(ClientOptions{.target = server_.target(), .retries = 4});
+  EXPECT_TRUE(patient.Score({}, {}).ok());
+  EXPECT_EQ(attempts, 3);
+  attempts = 0;
+  server_.generation.score = [&](const v1::ScoreRequest&, v1::ScoreResponse&) {
+    return ++attempts < 2 ? grpc::Status(grpc::StatusCode::CANCELLED, "closing") : grpc::Status::OK;
+  };
+  EXPECT_TRUE(patient.Score({}, {}).ok());
+  EXPECT_EQ(attempts, 2);
+  server_.generation.score = [&](const v1::ScoreRequest&, v1::ScoreResponse&) {
+    ++attempts;
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "draining");
+  };
+  attempts = 0;
+  EXPECT_EQ(client_.Score({}, {}).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(attempts, 1) << "not unless it is asked for";
+  attempts = 0;
+  server_.generation.generate = [&](grpc::ServerContext&, const v1::GenerateRequest&,
+                                    FakeGeneration::Writer& writer) {
+    ++attempts;
+    writer.Write(DeltaEvent("a", 1));
+    return grpc::Status(grpc::StatusCode::UNAVAILABLE, "shut down");
+  };
+  EXPECT_EQ(patient.Generate({}, {}, [](const v1::GenerateResponse&) { return true; }).code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(attempts, 1) << "it had begun";
+}
+
+// 0.0.0.0 leads here and is no address of this machine by itself.
+class ClientTokenTest : public ::testing::Test {
+ protected:
+  ClientTokenTest() {
+    server_.generation.generate = [this](grpc::ServerContext& context, const v1::GenerateRequest&,
+                                         FakeGeneration::Writer& writer) {
+      const auto found = context.client_metadata().find("authorization");
+      if (found != context.client_metadata().end()) seen_.assign(found->second.data(), found->second.size());
+      writer.Write(FinishedEvent(1, 1));
+      return grpc::Status::OK;
+    };
+    server_.generation.score = [this](const v1::ScoreRequest&, v1::ScoreResponse&) {
+      seen_ = "a call";
+      return grpc::Status::OK;
+    };
+    server_.sessions.answer = [this](const std::string& method, const std::string&, v1::Session&) {
+      seen_ = method;
+      return grpc::Status::OK;
+    };
+  }
+  ClientOptions Options() const {
+    return {.target = "0.0.0.0" + server_.target().substr(server_.target().rfind(':')), .token = "secret"};
+  }
+  static bool Ignore(const v1::GenerateResponse&) { return true; }
+
+  std::string seen_;  // what the server has had
+  FakeServer server_;
+};
+
+TEST_F(ClientTokenTest, NothingIsSentInClearTextToAnotherMachine) {
+  Client client(Options());
+  const auto expect_refused = [](const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_NE(status.message().find("in clear text"), absl::string_view::npos) << status;
+  };
+  const CallOptions options{.timeout = std::chrono::seconds(10), .stop = {}};
+  expect_refused(client.Connect());
+  expect_refused(client.Generate({}, options, Ignore));
+  expect_refused(client.Score({}, options).status());
+  expect_refused(client.GetSession({}, options).status());
+  expect_refused(client.Export({}, options).status());
+  expect_refused(client.Import({}, "snapshot", options).status());
+  expect_refused(client.CheckHealth("", options));
+  grpc::ClientContext context;
+  v1::ScoreResponse response;
+  expect_refused(FromGrpc(client.generation().Score(&context, {}, &response)));
+  EXPECT_EQ(seen_, "");
+  EXPECT_EQ(server_.sessions.options_at, -1) << "nor has Import sent anything";
+}
+
+TEST_F(ClientTokenTest, ItIsWhereTheCallerSaysSoOrStaysOnThisMachine) {
+  ClientOptions insecure = Options();
+  insecure.insecure_token = true;
+  EXPECT_TRUE(Client(insecure).Generate({}, {}, Ignore).ok());
+  EXPECT_EQ(seen_, "Bearer secret");
+  seen_.clear();
+  ClientOptions here = Options();
+  here.target = server_.target();
+  EXPECT_TRUE(Client(here).Generate({}, {}, Ignore).ok());
+  EXPECT_EQ(seen_, "Bearer secret");
+  seen_.clear();
+  ClientOptions none = Options();
+  none.token.clear();
+  EXPECT_TRUE(Client(none).Generate({}, {}, Ignore).ok());
+  EXPECT_EQ(seen_, "");
 }
 
 TEST_F(ClientTest, AServersStatusKeepsItsCodeAndMessage) {

@@ -21,6 +21,18 @@ class SessionsClientTest : public ::testing::Test {
   Client client_{ClientOptions{.target = server_.target()}};
 };
 
+TEST_F(SessionsClientTest, AnIdThatMetadataCannotCarryIsForTheServerToRefuse) {
+  server_.sessions.answer = [](const std::string&, const std::string& id, v1::Session&) {
+    return grpc::Status(grpc::StatusCode::INVALID_ARGUMENT, "session_id is \"" + id + "\"");
+  };
+  for (const std::string id : {"\u00fc", "a\nb", "a b", "\x7f"}) {
+    v1::GetSessionRequest get;
+    get.set_session_id(id);
+    const absl::Status status = client_.GetSession(get, {}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status.ToString();
+  }
+}
+
 TEST_F(SessionsClientTest, EveryCallReachesItsMethod) {
   server_.sessions.answer = [](const std::string& method, const std::string& id, v1::Session& session) {
     session.set_session_id(method + " " + id);

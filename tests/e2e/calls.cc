@@ -88,6 +88,16 @@ void ExpectSameTokens(const Reply& a, const Reply& b, const std::string& what) {
   }
 }
 
+std::string Detokenize(v1::Models::Stub& stub, const std::vector<uint32_t>& ids) {
+  v1::DetokenizeRequest request;
+  request.mutable_token_ids()->Add(ids.begin(), ids.end());
+  v1::DetokenizeResponse response;
+  grpc::ClientContext context;
+  const grpc::Status status = stub.Detokenize(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << ToString(status);
+  return response.text();
+}
+
 std::string ToString(const grpc::Status& status) {
   static const char* const kNames[] = {
       "OK",        "CANCELLED",      "UNKNOWN",           "INVALID_ARGUMENT",   "DEADLINE_EXCEEDED",

@@ -53,6 +53,9 @@ bool SameBits(const v1::TokenLogprob& a, const v1::TokenLogprob& b);
 
 // "UNAVAILABLE: message", for assertions.
 std::string ToString(const grpc::Status& status);
+
+// The served tokenizer's text of `ids`; expected to succeed.
+std::string Detokenize(v1::Models::Stub& stub, const std::vector<uint32_t>& ids);
 // The seconds of the RetryInfo in the status's details; nullopt when there is none.
 std::optional<double> RetryDelaySeconds(const grpc::Status& status);
 bool IsValidUtf8(std::string_view text);

@@ -1,6 +1,7 @@
 // The command-line client against a server: its JSON, its exit statuses, its one line of error.
 #include <algorithm>
 #include <fstream>
+#include <set>
 #include <sstream>
 
 #include "absl/strings/str_format.h"
@@ -58,6 +59,13 @@ class CliTest : public ::testing::Test {
     EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), 1) << "one line: " << result.err;
     for (const std::string& word : words)
       EXPECT_NE(result.err.find(word), std::string::npos) << word << ": " << result.err;
+  }
+
+  static void ExpectUsageError(std::vector<std::string> flags, const std::vector<std::string>& words) {
+    flags.insert(flags.begin(), ProgramPath("efla"));
+    const ProgramResult result = RunProgram(flags);
+    EXPECT_EQ(result.exit_status, 2) << ::testing::PrintToString(flags) << result.err;
+    ExpectFails(result, words);
   }
 
   static ServerProcess* golden_server_;
@@ -131,6 +139,44 @@ TEST_F(CliTest, ASeedRepeatsTheText) {
   EXPECT_EQ(a.out, b.out);
 }
 
+TEST_F(CliTest, SamplingFlagsReachTheDraw) {
+  const auto ids = [&](std::vector<std::string> flags) {
+    flags.insert(flags.end(),
+                 {"--token-ids", "5,6,7", "--max-tokens", "12", "--ignore-eos", "--seed", "3", "--json"});
+    const ProgramResult result = Efla("generate", *golden_server_, flags);
+    EXPECT_EQ(result.exit_status, 0) << result.err;
+    std::vector<uint32_t> drawn;
+    for (const json& line : JsonLines(result.out)) {
+      for (uint32_t id : line.at("token_ids")) drawn.push_back(id);
+    }
+    return drawn;
+  };
+  const std::vector<uint32_t> plain = ids({});
+  EXPECT_EQ(ids({"--logit-bias", "9=-1", "--logit-bias", "300=100"}), std::vector<uint32_t>(12, 300));
+  const std::vector<uint32_t> distinct = ids(
+      {"--allow-ids", "20,21,22,23,24,25,26,27,28,29,30,31,32", "--ban-ids", "32", "--no-repeat-ngram", "1"});
+  EXPECT_EQ(std::set<uint32_t>(distinct.begin(), distinct.end()).size(), 12u);
+  EXPECT_EQ(*std::max_element(distinct.begin(), distinct.end()), 31u);
+  // Penalties of 2 for each time tell a token that is drawn again and again from the others.
+  const std::vector<std::string> biased = {"--logit-bias", "300=20", "--temperature", "0"};
+  std::vector<std::string> penalised = biased;
+  penalised.insert(penalised.end(),
+                   {"--frequency-penalty", "2", "--presence-penalty", "2", "--penalty-window", "50"});
+  EXPECT_EQ(ids(biased), std::vector<uint32_t>(12, 300));
+  EXPECT_NE(ids(penalised), ids(biased));
+  EXPECT_NE(ids({"--logit-bias", "300=20", "--temperature", "0", "--repetition-penalty", "10"}), ids(biased));
+  EXPECT_NE(ids({"--typical-p", "0.01", "--temperature", "2"}), plain);
+  const ProgramResult early = Efla(
+      "generate", *golden_server_,
+      {"--token-ids", "5,6,7", "--max-tokens", "12", "--min-tokens", "5", "--logit-bias", "2=100", "--json"});
+  ASSERT_EQ(early.exit_status, 0) << early.err;
+  EXPECT_EQ(JsonLines(early.out).back().at("usage").at("completion_tokens"), 6);
+  EXPECT_EQ(JsonLines(early.out).back().at("finish_reason"), "eos");
+  ExpectFails(Efla("generate", *golden_server_, {"--token-ids", "5", "--repetition-penalty", "11"}),
+              {"repetition_penalty", "11", "[0.01, 10]"});
+  ExpectFails(Efla("generate", *golden_server_, {"--token-ids", "5", "--logit-bias", "5:1"}), {"ID=VALUE"});
+}
+
 TEST_F(CliTest, ScoreWritesTheLogprobs) {
   const GoldenCase golden = GoldenCases("efla_basic")[4];
   const ProgramResult result =
@@ -181,11 +227,9 @@ TEST_F(CliTest, LoadReportsWhatItSent) {
 TEST_F(CliTest, ErrorsAreOneLineThatSaysWhat) {
   ExpectFails(Efla("generate", *golden_server_, {"--prompt", "text"}), {"tokenizer"});
   ExpectFails(Efla("generate", *golden_server_, {"--token-ids", "5,320"}), {"320"});
-  ExpectFails(Efla("generate", *golden_server_, {"--token-ids", "5,x"}), {"x"});
   ExpectFails(Efla("generate", *golden_server_, {"--token-ids", "5", "--temperature", "101"}),
               {"temperature", "101", "100"});
   ExpectFails(Efla("generate", *golden_server_, {"--token-ids", "5", "--no-such-flag"}), {"--no-such-flag"});
-  ExpectFails(Efla("generate", *golden_server_, {}), {"--prompt"});
   ExpectFails(Efla("generate", *golden_server_, {"--prompt-file", "/no/such/file"}), {"/no/such/file"});
   ExpectFails(Efla("score", *golden_server_, {"--token-ids", "4294967296"}), {"4294967296"});
   ExpectFails(Efla("tokenize", *golden_server_, {"--text", "x"}), {"tokenizer"});
@@ -209,11 +253,110 @@ TEST_F(CliTest, BadFlagsAreUsageErrorsThatNameFlagValueAndRange) {
       {"generate", "--logprobs", "2", "--json"},
   };
   for (const std::vector<std::string>& flag : flags) {
-    const ProgramResult result = RunProgram({ProgramPath("efla"), flag[0], flag[1], flag[2]});
-    EXPECT_EQ(result.exit_status, 2) << flag[1] << " " << flag[2];
-    ExpectFails(result, {flag[1], flag[3]});
+    ExpectUsageError({flag[0], flag[1], flag[2]}, {flag[1], flag[3]});
   }
-  ExpectFails(RunProgram({ProgramPath("efla"), "speak"}), {"speak"});
+  ExpectUsageError({"speak"}, {"speak"});
+}
+
+TEST_F(CliTest, FlagsThatAreMissingOrContradictEachOtherAreUsageErrors) {
+  const std::string long_name(512, 's');
+  const std::pair<std::vector<std::string>, std::vector<std::string>> cases[] = {
+      {{"generate"}, {"--prompt,", "--chat", "--user", "--session", "efla generate --help"}},
+      {{"generate", "--prompt", "a", "--prompt-file", "b"}, {"--prompt", "--prompt-file"}},
+      {{"generate", "--prompt", "a", "--user", "b"}, {"--prompt", "--user"}},
+      {{"generate", "--token-ids", "1", "--chat", "b"}, {"--token-ids", "--chat"}},
+      {{"generate", "--prompt-file", "a", "--system", "b"}, {"--prompt-file", "--system"}},
+      {{"generate", "--token-ids", "1,2,x"}, {"--token-ids", "\"x\" at position 2"}},
+      {{"generate", "--token-ids", ""}, {"--token-ids", "position 0 is empty"}},
+      {{"generate", "--prompt", "a", "--stop", "b", "c"}, {"c"}},
+      {{"generate", "--prompt", "a", "--choice", "b", "c"}, {"c"}},
+      {{"generate", "--prompt", "a", "--grammar", "\xff"}, {"--grammar", "offset 0"}},
+      {{"generate", "--prompt", "a", "--session", "\xff"}, {"--session", "offset 0"}},
+      {{"generate", "--prompt", "a", "--tls", "--insecure-token"}, {"--insecure-token", "--tls"}},
+      {{"score"}, {"--prompt,", "--token-ids"}},
+      {{"score", "--prompt", "a", "--token-ids", "1"}, {"--prompt", "--token-ids"}},
+      {{"score", "--prompt", "a", "--continuation", "b", "c"}, {"c"}},
+      {{"tokenize"}, {"--text", "--file"}},
+      {{"tokenize", "--text", "a", "--file", "b"}, {"--text", "--file"}},
+      {{"tokenize", "--token-ids", "1"}, {"--detokenize"}},
+      {{"tokenize", "--detokenize"}, {"--token-ids"}},
+      {{"tokenize", "--detokenize", "--token-ids", "1;2"}, {"\"1;2\""}},
+      {{"tokenize", "--detokenize", "--token-ids", "1", "--add-bos"}, {"--detokenize", "--add-bos"}},
+      {{"eval"}, {"files", "--choices"}},
+      {{"eval", "f", "--choices", "g"}, {"files", "--choices"}},
+      {{"eval", "f", "--stride", "5"}, {"--stride", "--window"}},
+      {{"eval", "f", "--window", "64", "--stride", "128"}, {"--stride is 128", "below --window, 64"}},
+      {{"eval", "--choices", "g", "--window", "64"}, {"--window", "--choices"}},
+      {{"load", "--prompt-lengths", "a"}, {"--prompt-lengths", "\"a\"", "TOKENS:WEIGHT"}},
+      {{"load", "--quiet", "--progress"}, {"--quiet", "--progress"}},
+      {{"health", "--service", long_name}, {"--service", "512", "127"}},
+      {{"sessions", "append", "s"}, {"--prompt,", "efla sessions append --help"}},
+      {{"sessions", "create", "--prompt", "a", "--token-ids", "1"}, {"--prompt", "--token-ids"}},
+      {{"sessions", "delete", "s", "--durability", "sync"}, {"--durability"}},
+      {{"sessions", "fork", "s", "--child", "a", "b"}, {"b"}},
+      {{"sessions", "get", "\xff"}, {"offset 0"}},
+  };
+  for (const auto& [flags, words] : cases) ExpectUsageError(flags, words);
+}
+
+TEST_F(CliTest, WhatAFileHoldsIsNoMatterOfTheFlags) {
+  TempDir folder;
+  const std::string file = folder.path() / "ids";
+  std::ofstream(file) << "1,2,x";
+  const ProgramResult result = Efla("generate", *golden_server_, {"--token-ids", "@" + file});
+  EXPECT_EQ(result.exit_status, 1);
+  ExpectFails(result, {"INVALID_ARGUMENT", "\"x\" at position 2"});
+}
+
+TEST_F(CliTest, HelpSaysWhichFlagsTakeListsAndWhichAreRepeated) {
+  const std::string help = RunProgram({ProgramPath("efla"), "generate", "--help"}).out;
+  const auto described = [&](const std::string& flag) {
+    const size_t begin = help.find("  " + flag + " ");
+    EXPECT_NE(begin, std::string::npos) << flag;
+    return begin == std::string::npos ? "" : help.substr(begin, help.find("\n  -", begin + 1) - begin);
+  };
+  for (const char* flag : {"--stop", "--stop-token-id", "--logit-bias", "--choice"}) {
+    EXPECT_EQ(described(flag).find("..."), std::string::npos) << described(flag);
+    EXPECT_NE(described(flag).find("again"), std::string::npos) << described(flag);
+  }
+  for (const char* flag : {"--allow-ids", "--ban-ids"}) {
+    EXPECT_NE(described(flag).find("5,6 or 5 6"), std::string::npos) << described(flag);
+  }
+  const ProgramResult lists = Efla("generate", *golden_server_,
+                                   {"--token-ids", "5,6,7", "--max-tokens", "4", "--ban-ids", "5", "6",
+                                    "--allow-ids", "5,6,9", "--ignore-eos", "--json"});
+  ASSERT_EQ(lists.exit_status, 0) << lists.err;
+  for (const json& line : JsonLines(lists.out)) {
+    for (const uint32_t id : line.at("token_ids")) EXPECT_EQ(id, 9u);
+  }
+}
+
+TEST_F(CliTest, ATokenIsNotSentInClearTextToAnotherMachine) {
+  TempDir folder;
+  const std::string file = folder.path() / "token", target = "no-such-host.invalid:50051";
+  std::ofstream(file) << "secret\n";
+  const std::vector<std::string> command = {ProgramPath("efla"), "generate", "--prompt", "a",
+                                            "--target",          target};
+  const auto with = [&](const std::vector<std::string>& flags) {
+    std::vector<std::string> all = command;
+    all.insert(all.end(), flags.begin(), flags.end());
+    return all;
+  };
+  for (const ProgramResult& result :
+       {RunProgram(command, seconds(60), {"EFLA_TOKEN=secret"}), RunProgram(with({"--token-file", file}))}) {
+    EXPECT_EQ(result.exit_status, 2) << result.err;
+    ExpectFails(result, {target, "in clear text", "--tls", "--insecure-token"});
+    EXPECT_EQ(result.err.find("secret"), std::string::npos) << result.err;
+  }
+  for (const ProgramResult& result :
+       {RunProgram(command), RunProgram(with({"--token-file", file, "--insecure-token"}))}) {
+    EXPECT_EQ(result.exit_status, 1) << result.err;
+    ExpectFails(result, {"UNAVAILABLE", target});
+  }
+  const ProgramResult health =
+      RunProgram({ProgramPath("efla"), "health", "--target", golden_server_->grpc_address()}, seconds(60),
+                 {"EFLA_TOKEN=t"});
+  EXPECT_EQ(health.exit_status, 0) << health.err;
 }
 
 TEST_F(CliTest, LoadFailsWhenARequestFails) {

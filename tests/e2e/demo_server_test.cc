@@ -49,15 +49,7 @@ class DemoServerTest : public ::testing::Test {
     return {response.token_ids().begin(), response.token_ids().end()};
   }
 
-  std::string Detokenize(const std::vector<uint32_t>& ids) {
-    v1::DetokenizeRequest request;
-    request.mutable_token_ids()->Add(ids.begin(), ids.end());
-    v1::DetokenizeResponse response;
-    grpc::ClientContext context;
-    const grpc::Status status = models_->Detokenize(&context, request, &response);
-    EXPECT_TRUE(status.ok()) << ToString(status);
-    return response.text();
-  }
+  std::string Detokenize(const std::vector<uint32_t>& ids) { return e2e::Detokenize(*models_, ids); }
 
   // What `ids` add to the text of `prompt`: what a stream of them must say.
   std::string Continuation(const std::vector<uint32_t>& prompt, const std::vector<uint32_t>& ids) {

@@ -2,6 +2,7 @@
 
 usage: python_client_test.py SOURCE_DIR BIN_DIR    (EFLA_TEST_BIN_DIR replaces the second)
 """
+import concurrent.futures
 import json
 import os
 import re
@@ -36,7 +37,8 @@ class Server:
         if not ready:
             self.stop()
             raise RuntimeError(f"no ready line but {line!r}")
-        self.channel = grpc.insecure_channel(ready[1])
+        self.target = ready[1]
+        self.channel = grpc.insecure_channel(self.target)
 
     def stop(self):
         self.process.terminate()
@@ -92,6 +94,41 @@ class PythonClientTest(unittest.TestCase):
                 self.assertEqual(ids, prompt["greedy_ids"])
                 self.assertEqual(text.lstrip(" "), prompt["greedy_text"].lstrip(" "))
 
+    def stream_ids(self, request):
+        ids = []
+        for event in self.generation.Generate(request, timeout=CALL_TIMEOUT_S):
+            which = event.WhichOneof("event")
+            if which in ("delta", "finished"):
+                ids += getattr(event, which).token_ids
+        return ids
+
+    def test_eight_threads_get_what_one_gets(self):
+        """All methods at once over one channel: greedy streams as in the reference, draws as when they were alone."""
+        prompts, cases = self.expected["prompts"], self.expected["tokenizer"]
+
+        def drawn(seed):
+            request = self.request("Once upon a time", 24)
+            request.sampling.temperature, request.sampling.seed = 0.9, seed
+            return request
+        alone = [list(self.generation.Complete(drawn(seed), timeout=CALL_TIMEOUT_S).token_ids) for seed in range(8)]
+        self.assertGreater(len({tuple(ids) for ids in alone}), 4, "the seeds draw differently")
+
+        def work(thread):
+            for turn in range(4):
+                prompt = prompts[(thread + turn) % len(prompts)]
+                ids = self.stream_ids(self.request(prompt["text"], 48))
+                self.assertEqual(len(ids), 48)
+                if DEVICE == "cpu":
+                    self.assertEqual(ids, prompt["greedy_ids"])
+                seed = (3 * thread + turn) % 8
+                self.assertEqual(self.stream_ids(drawn(seed)), alone[seed])
+                case = cases[(5 * thread + turn) % len(cases)]
+                tokens = self.models.Tokenize(models.TokenizeRequest(text=case["text"]), timeout=CALL_TIMEOUT_S)
+                self.assertEqual(list(tokens.token_ids), case["ids"])
+            return thread
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
+            self.assertEqual(list(threads.map(work, range(8))), list(range(8)))
+
     def test_complete_tokenize_and_describe(self):
         reply = self.generation.Complete(self.request("Call me", 8), timeout=CALL_TIMEOUT_S)
         self.assertEqual(reply.usage.completion_tokens, 8)
@@ -102,6 +139,22 @@ class PythonClientTest(unittest.TestCase):
             tokens = self.models.Tokenize(models.TokenizeRequest(text=case["text"]), timeout=CALL_TIMEOUT_S)
             self.assertEqual(list(tokens.token_ids), case["ids"])
 
+    def test_white_space_in_json_ends(self):
+        """However much the model would like it to go on."""
+        blanks = set()
+        for text in [" " * n for n in range(1, 9)] + ["\n", "\n\n", "\t", "\r"]:
+            blanks.update(self.models.Tokenize(models.TokenizeRequest(text=text), timeout=CALL_TIMEOUT_S).token_ids)
+        request = self.request("Here is the object:", 400)
+        request.sampling.logit_bias.update({token: 100.0 for token in blanks})
+        schema = {"type": "object", "properties": {"tall": {"type": "boolean"}, "name": {"enum": ["Ann", "Bob"]}},
+                  "required": ["tall", "name"], "additionalProperties": False}
+        request.constraint.json_schema = json.dumps(schema)
+        reply = self.generation.Complete(request, timeout=CALL_TIMEOUT_S)
+        self.assertIn(json.loads(reply.text)["name"], ("Ann", "Bob"))
+        self.assertGreater(sum(token in blanks for token in reply.token_ids), 8, "it did like them")
+        self.assertNotEqual(reply.finish_reason, generation.FINISH_REASON_MAX_TOKENS)
+        self.assertLess(len(reply.token_ids), 200)
+
     def test_errors_carry_code_and_message(self):
         bad = self.request("Call me", 8)
         bad.sampling.top_p = 1.5
@@ -109,6 +162,18 @@ class PythonClientTest(unittest.TestCase):
             list(self.generation.Generate(bad, timeout=CALL_TIMEOUT_S))
         self.assertEqual(refused.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
         self.assertIn("top_p", refused.exception.details())
+
+    def test_the_readmes_program_works(self):
+        with open(os.path.join(SOURCE_DIR, "client", "python", "README.md"), encoding="utf-8") as file:
+            blocks = re.findall(r"```python\n(.*?)```", file.read(), re.DOTALL)
+        self.assertGreaterEqual(len(blocks), 4)
+        program = "\n".join(blocks).replace("127.0.0.1:50051", self.server.target)
+        environment = dict(os.environ, PYTHONPATH=self.stub_dir.name)
+        result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True,
+                                timeout=CALL_TIMEOUT_S)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for words in ("Once upon a time", "INVALID_ARGUMENT: ", "to be made again: False", "the same turn: True", "best of two: "):
+            self.assertIn(words, result.stdout)
 
     def test_a_stream_can_be_cancelled(self):
         stream = self.generation.Generate(self.request("Once", 100000), timeout=CALL_TIMEOUT_S)

@@ -44,6 +44,15 @@ std::vector<char*> Pointers(std::vector<std::string>& strings) {
   return pointers;
 }
 
+// A sanitizer's report among what a server wrote, from its first line on; empty: there is none.
+std::string SanitizerReport(const std::string& log) {
+  constexpr size_t kMostBytes = 12'000;
+  const size_t found = std::min(log.find("Sanitizer"), log.find("runtime error:"));
+  if (found == std::string::npos) return "";
+  const size_t line = log.rfind('\n', found);
+  return log.substr(line == std::string::npos ? 0 : line + 1, kMostBytes);
+}
+
 grpc::ChannelArguments OwnConnection() {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
@@ -211,9 +220,8 @@ ServerProcess::~ServerProcess() {
     const std::optional<int> status = process_.WaitForExit(milliseconds(0));
     EXPECT_FALSE(status) << "the server ended by itself with status " << *status << "; it wrote:\n" << tail;
   }
-  EXPECT_EQ(log.find("runtime error:"), std::string::npos) << tail;
-  EXPECT_EQ(log.find("ERROR: AddressSanitizer"), std::string::npos) << tail;
-  EXPECT_EQ(log.find("ERROR: LeakSanitizer"), std::string::npos) << tail;
+  const std::string report = SanitizerReport(log);
+  EXPECT_TRUE(report.empty()) << "a sanitizer reported:\n" << report;
 }
 
 std::shared_ptr<grpc::Channel> ServerProcess::NewChannel(const std::string& service_config) const {

@@ -292,6 +292,8 @@ TEST_F(SessionsServerTest, EachTierAndBackIsTheSame) {
     ExpectSameTokens(expected, ThirdTurn(id), v1::Tier_Name(tier));
     EXPECT_EQ(client_->Get(id)->tier(), v1::TIER_DEVICE);
   }
+  ExpectOk(client_->Move(name_ + ".plain", v1::TIER_DISK).status);
+  EXPECT_EQ(client_->Move(name_ + ".plain", v1::TIER_HOST)->tier(), v1::TIER_HOST);
   ExpectError(client_->Move(name_ + ".plain", v1::TIER_SHARED).status, grpc::FAILED_PRECONDITION, "NO_STORE",
               "--session-store");
   ExpectError(client_->Move(name_ + ".plain", v1::TIER_NONE).status, grpc::INVALID_ARGUMENT, "", "tier is 1");
@@ -392,12 +394,12 @@ TEST_F(SessionsServerTest, ABusySessionRefusesOtherChanges) {
 
 TEST_F(SessionsServerTest, ATurnOfADeletedSessionIsLost) {
   TwoTurns(name_);
-  v1::GenerateRequest request = TurnRequest(name_, SomeIds(3, 9), kEndless);
-  request.set_time_budget_ms(1000);
-  BackgroundStream running(server_->NewChannel(), request);
+  BackgroundStream running(server_->NewChannel(), TurnRequest(name_, SomeIds(3, 9), kEndless));
   ASSERT_TRUE(running.WaitForEvents(3));
   ExpectOk(client_->Delete(name_));
+  const auto deleted = std::chrono::steady_clock::now();
   ExpectError(running.Join(), grpc::ABORTED, "SESSION_LOST", name_);
+  EXPECT_LT(std::chrono::steady_clock::now() - deleted, seconds(5)) << "it ran on for nobody";
   ExpectError(client_->Get(name_).status, grpc::NOT_FOUND, "SESSION_NOT_FOUND");
   ExpectOk(client_->Create(name_).status);
 }
@@ -470,6 +472,30 @@ TEST_F(SessionsServerTest, ATimeBudgetEndsATurnWell) {
   EXPECT_EQ(reply.finished.session().tokens(), 94 + 3 + reply.finished.usage().completion_tokens());
 }
 
+TEST_F(SessionsServerTest, ATurnThatFailsLeavesNoSessionBehind) {
+  v1::GenerateRequest request = TurnRequest(name_, SomeIds(3, 9), kEndless);
+  request.mutable_session()->set_create_if_missing(true);
+  EXPECT_EQ(Generate(*client_->generation, request, milliseconds(300)).status.error_code(),
+            grpc::DEADLINE_EXCEEDED);
+  EXPECT_TRUE(Eventually([&] { return client_->Get(name_).status.error_code() == grpc::NOT_FOUND; }));
+  // Nor does one that has nothing to feed.
+  v1::GenerateRequest empty = TurnRequest(name_, {}, 2);
+  empty.mutable_session()->set_create_if_missing(true);
+  EXPECT_EQ(Generate(*client_->generation, empty).status.error_code(), grpc::INVALID_ARGUMENT);
+  ExpectError(client_->Get(name_).status, grpc::NOT_FOUND, "SESSION_NOT_FOUND");
+}
+
+TEST_F(SessionsServerTest, ACreatesReplyTellsWhatItTook) {
+  EXPECT_FALSE(client_->Create(name_)->has_usage());
+  const auto first = client_->Create(name_ + ".1", SomeIds(200, 77));
+  ExpectOk(first.status);
+  EXPECT_EQ(first->usage().prompt_tokens(), 200u);
+  EXPECT_EQ(first->usage().cached_tokens(), 0u);
+  const auto second = client_->Create(name_ + ".2", SomeIds(200, 77));
+  EXPECT_EQ(second->usage().cached_tokens(), 128u);
+  EXPECT_FALSE(client_->Get(name_ + ".2")->has_usage());
+}
+
 // ---- Repeated requests ----
 
 TEST_F(SessionsServerTest, ARepeatedTurnIsAnsweredWithItsRecord) {
@@ -539,7 +565,8 @@ TEST_F(SessionsServerTest, EveryChangeMayBeRepeated) {
   rewind.set_request_id("rewind");
   const auto rewound = client_->Rewind(rewind);
   ExpectOk(rewound.status);
-  EXPECT_EQ(client_->Rewind(rewind)->revision(), rewound->revision());
+  ExpectOk(client_->Move(name_, v1::TIER_DISK).status);
+  EXPECT_EQ(client_->Rewind(rewind)->SerializeAsString(), rewound->SerializeAsString());
   EXPECT_EQ(client_->Get(name_)->tokens(), 103u);
 }
 

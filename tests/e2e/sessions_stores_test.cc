@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <memory>
 #include <random>
 #include <thread>
 
@@ -11,9 +12,9 @@
 #include "tests/e2e/admin_page.h"
 #include "tests/e2e/calls.h"
 #include "tests/e2e/golden_file.h"
-#include "tests/e2e/redis_process.h"
 #include "tests/e2e/server_process.h"
 #include "tests/e2e/session_calls.h"
+#include "tests/server/redis_server.h"
 
 namespace efla::e2e {
 namespace {
@@ -230,16 +231,15 @@ TEST_F(SessionsStoresTest, ASnapshotGoesFromServerToServer) {
 class SharedStoreTest : public SessionsStoresTest {
  protected:
   void SetUp() override {
-    if (!RedisProcess::Available()) GTEST_SKIP() << "redis-server is not installed";
-    redis_ = RedisProcess::Start();
-    ASSERT_NE(redis_, nullptr);
+    EFLA_SKIP_WITHOUT_REDIS();
+    redis_ = std::make_unique<RedisServer>();
   }
   std::unique_ptr<ServerProcess> StartReplica(const std::string& name, std::vector<std::string> flags = {}) {
     flags.insert(flags.end(), {"--session-store", redis_->url(), "--replica-name", name});
     return StartServer(flags);
   }
 
-  std::unique_ptr<RedisProcess> redis_;
+  std::unique_ptr<RedisServer> redis_;
 };
 
 TEST_F(SharedStoreTest, EitherServerContinuesTheOthersSession) {
@@ -339,7 +339,7 @@ TEST_F(SharedStoreTest, AStoreThatIsGoneIsToldFromASessionThatIs) {
   const auto a = StartReplica("a");
   SessionClient client(*a);
   TwoTurns(client, "s");
-  redis_->Freeze();
+  redis_->Pause();
   const grpc::Status unknown = client.Get("never-seen").status;
   EXPECT_EQ(unknown.error_code(), grpc::UNAVAILABLE) << ToString(unknown);
   EXPECT_EQ(InfoOf(unknown).reason, "STORE_UNAVAILABLE");
@@ -347,7 +347,7 @@ TEST_F(SharedStoreTest, AStoreThatIsGoneIsToldFromASessionThatIs) {
   v1::GenerateRequest plain = TurnRequest("x", {5, 6}, 3);
   plain.clear_session();
   EXPECT_TRUE(Generate(*client.generation, plain).status.ok()) << "calls without sessions need no store";
-  redis_->Thaw();
+  redis_->Resume();
   EXPECT_TRUE(Eventually([&] { return client.Turn("s", {5}, 2).status.ok(); }));
   EXPECT_EQ(client.Get("never-seen").status.error_code(), grpc::NOT_FOUND);
   const Metrics metrics = Metrics::Read(a->admin_address());

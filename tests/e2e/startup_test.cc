@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <stdlib.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -80,6 +81,45 @@ TEST_F(StartupTest, TheCopyIsServed) {
   CopyGolden("efla_basic");
   EditHeader([](nlohmann::json&) {});
   EXPECT_NE(ServerProcess::Start(checkpoint_), nullptr) << "what the other tests spoil is good";
+}
+
+TEST_F(StartupTest, GenerationConfigGivesTheDefaults) {
+  CopyGolden("efla_basic");
+  WriteFile(
+      checkpoint_ / "generation_config.json",
+      R"({"do_sample": false, "no_repeat_ngram_size": 1, "max_new_tokens": 9, "num_beams": 4, "top_h": 0.5})");
+  const auto server = ServerProcess::Start(checkpoint_);
+  ASSERT_NE(server, nullptr);
+  v1::Model model;
+  {
+    grpc::ClientContext context;
+    SetTimeout(context, kCallTimeout);
+    const grpc::Status status =
+        v1::Models::NewStub(server->NewChannel())->GetModel(&context, v1::GetModelRequest(), &model);
+    ASSERT_TRUE(status.ok()) << ToString(status);
+  }
+  EXPECT_EQ(model.defaults().temperature(), 0);
+  EXPECT_EQ(model.defaults().no_repeat_ngram_size(), 1u);
+  EXPECT_EQ(model.defaults().max_tokens(), 9u);
+  const auto generation = v1::Generation::NewStub(server->NewChannel());
+  const auto drawn = [&](const v1::GenerateRequest& request) {
+    const Reply reply = Generate(*generation, request);
+    EXPECT_TRUE(reply.status.ok()) << ToString(reply.status);
+    return reply.token_ids;
+  };
+  v1::GenerateRequest request;
+  request.mutable_token_ids()->add_ids(5);
+  request.mutable_stopping()->set_ignore_eos(true);
+  (*request.mutable_sampling()->mutable_logit_bias())[300] = 100;
+  const std::vector<uint32_t> distinct = drawn(request);
+  EXPECT_EQ(distinct.size(), 9u);
+  EXPECT_EQ(std::count(distinct.begin(), distinct.end(), 300u), 1);
+  request.mutable_sampling()->set_no_repeat_ngram_size(0);
+  request.mutable_stopping()->set_max_tokens(4);
+  EXPECT_EQ(drawn(request), std::vector<uint32_t>(4, 300));
+  EXPECT_EQ(server->Terminate(), 0);
+  const std::string log = server->process().err();
+  EXPECT_NE(log.find("num_beams 4, top_h 0.5"), std::string::npos) << log;
 }
 
 TEST_F(StartupTest, BrokenFilesAreNamed) {

@@ -63,6 +63,32 @@ TEST_F(DeviceChecksDeathTest, TokensMustBeInTheTable) {
   EXPECT_DEATH(device_->Embed({.table = matrix.get(), .x = x.data()}), "max_token < args.table->rows");
 }
 
+TEST_F(DeviceChecksDeathTest, ListsAndMasksMustBeThere) {
+  const std::vector<Segment> segments = {{0, 3, 0, 1}};
+  const std::vector<LogitAdjustment> list = {{.token = 1}};
+  const std::vector<uint32_t> mask = {1};
+  const auto begin = [&](SampleRow row, std::span<const LogitAdjustment> adjustments,
+                         std::span<const uint32_t> masks) {
+    StepInput input = Prompts(tokens_, segments);
+    input.samples = {&row, 1};
+    input.adjustments = adjustments;
+    input.masks = masks;
+    device_->BeginStep(input);
+  };
+  EXPECT_DEATH(begin({.num_adjust = 2}, list, {}), "input.adjustments.size");
+  EXPECT_DEATH(begin({.adjust_begin = 1, .num_adjust = 1}, list, {}), "input.adjustments.size");
+  EXPECT_DEATH(begin({.num_adjust = kMaxAdjustments + 1}, list, {}), "kMaxAdjustments");
+  EXPECT_DEATH(begin({.mask = 0}, {}, {}), "input.masks.empty");
+  EXPECT_DEATH(begin({.target = 1, .mask = 0}, {}, mask), "row.target < 0");
+  EXPECT_DEATH(begin({.typical_p = 0}, {}, {}), "typical_p > 0");
+  for (const LogitAdjustment& bad :
+       {LogitAdjustment{.token = -1}, LogitAdjustment{.bias = std::nanf("")}, LogitAdjustment{.scale = 0},
+        LogitAdjustment{.bias = std::numeric_limits<float>::infinity()},
+        LogitAdjustment{.penalty = std::nanf("")}}) {
+    EXPECT_DEATH(begin({.num_adjust = 1}, {&bad, 1}, {}), "adjustment.");
+  }
+}
+
 TEST_F(DeviceChecksDeathTest, OperationsBelongToAStep) {
   EXPECT_DEATH(device_->EndStep(), "step_.open");
   EXPECT_DEATH(device_->AddLinear({.num_tokens = 1}), "step_.open");

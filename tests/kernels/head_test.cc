@@ -1,171 +1,17 @@
-// Head: logits, log-probabilities, draws. Row j of these tests has its logits chosen freely: x = sqrt(H) e_j
-// is a fixed point of RMSNorm, so the logits are column j of the head times sqrt(H).
+// Head: logits, log-probabilities, draws.
 #include <gtest/gtest.h>
 
-#include <map>
 #include <set>
 
-#include "tests/kernels/device_test.h"
+#include "tests/kernels/head_bench.h"
 
 namespace efla {
 namespace {
-
-constexpr int kHidden = 256;
-constexpr float kRootHidden = 16;
-constexpr int kVocab = 331;
-constexpr int kMaxTokens = 200;
 
 class HeadTest : public testing::TestWithParam<std::string> {
  protected:
   TestRandom random_;
 };
-
-class HeadBench {
- public:
-  static Device::Limits LimitsOf() {
-    MixLayer mix;
-    mix.num_heads = 1;
-    mix.d_k = mix.d_v = 64;
-    return {.max_tokens = kMaxTokens,
-            .max_decode = kMaxTokens,
-            .max_samples = kMaxTokens,
-            .hidden_size = kHidden,
-            .intermediate_size = kHidden,
-            .vocab_size = kVocab,
-            .mix = mix};
-  }
-
-  // distributions[j] are the logits of distribution j, kVocab each; 16-bit weights round them.
-  HeadBench(Device& device, std::vector<std::vector<float>> distributions)
-      : device_(device), x_(device, kMaxTokens * kHidden), norm_(device, std::vector<float>(kHidden, 1.0f)) {
-    std::vector<float> head(kVocab * kHidden, 0.0f);
-    for (size_t j = 0; j < distributions.size(); ++j) {
-      for (int id = 0; id < kVocab; ++id) head[id * kHidden + j] = distributions[j][id] / kRootHidden;
-    }
-    weight_ = Bf16Weight(head, kVocab, kHidden);
-    for (size_t j = 0; j < distributions.size(); ++j) {
-      for (int id = 0; id < kVocab; ++id) {
-        distributions[j][id] = static_cast<float>(weight_.values[id * kHidden + j]) * kRootHidden;
-      }
-    }
-    logits = std::move(distributions);
-    DeviceStatus status;
-    head_ = device.LoadMatrix({&weight_.host, 1}, MatrixUse::kLinear, status);
-    EXPECT_TRUE(status.ok()) << status.message;
-  }
-
-  // Token i of the step follows distribution distribution_of[i]; -1 makes its row NaN, -2 infinite.
-  StepOutput Run(const std::vector<int>& distribution_of, const std::vector<SampleRow>& samples) {
-    std::vector<float> x(distribution_of.size() * kHidden, 0.0f);
-    for (size_t i = 0; i < distribution_of.size(); ++i) {
-      if (distribution_of[i] >= 0) {
-        x[i * kHidden + distribution_of[i]] = kRootHidden;
-      } else {
-        x[i * kHidden] = distribution_of[i] == -1 ? std::nanf("") : std::numeric_limits<float>::infinity();
-      }
-    }
-    x_.Write(x);
-    const DecodeRows rows(static_cast<int>(distribution_of.size()));
-    StepInput input = rows.input;
-    input.samples = samples;
-    RunStep(device_, input,
-            [&] { device_.Head({.x = x_.get(), .norm = norm_.get(), .norm_eps = 0, .head = head_.get()}); });
-    return device_.output();
-  }
-
-  // Many draws of one distribution under `row`, at positions 0, 1, 2, ...
-  std::vector<int> CountDraws(int distribution, SampleRow row, int draws) {
-    std::vector<int> counts(kVocab, 0);
-    const std::vector<int> distribution_of(kMaxTokens, distribution);
-    for (int begin = 0; begin < draws; begin += kMaxTokens) {
-      std::vector<SampleRow> samples(kMaxTokens, row);
-      for (int i = 0; i < kMaxTokens; ++i) {
-        samples[i].token_row = i;
-        samples[i].position = begin + i;
-      }
-      for (const SampleResult& result : Run(distribution_of, samples).rows) ++counts[result.token];
-    }
-    return counts;
-  }
-
-  std::vector<std::vector<float>> logits;  // as the device has them
-
- private:
-  Device& device_;
-  FloatArray x_, norm_;
-  TestWeight weight_;
-  std::unique_ptr<Matrix> head_;
-};
-
-// Tokens by rank: highest logit first, the lower id among equals.
-std::vector<TokenId> Ranked(const std::vector<float>& logits) {
-  std::vector<TokenId> order(logits.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<TokenId>(i);
-  std::stable_sort(order.begin(), order.end(), [&](TokenId a, TokenId b) { return logits[a] > logits[b]; });
-  return order;
-}
-
-// What the documented steps keep, and with which probability.
-std::map<TokenId, double> ExactDistribution(const std::vector<float>& logits, const SampleRow& row) {
-  const std::vector<TokenId> order = Ranked(logits);
-  const double max = static_cast<double>(logits[order[0]]);
-  const auto weight = [&](TokenId id) {
-    return std::exp((static_cast<double>(logits[id]) - max) / static_cast<double>(row.temperature));
-  };
-  size_t kept = row.top_k > 0 ? std::min<size_t>(row.top_k, order.size()) : order.size();
-  if (row.top_p < 1) {
-    double total = 0, sum = 0;
-    for (size_t i = 0; i < kept; ++i) total += weight(order[i]);
-    size_t i = 0;
-    while (i < kept && (i == 0 || sum < static_cast<double>(row.top_p) * total)) sum += weight(order[i++]);
-    kept = i;
-  }
-  std::map<TokenId, double> result;
-  double total = 0;
-  for (size_t i = 0; i < kept; ++i) {
-    if (weight(order[i]) >= static_cast<double>(row.min_p)) total += result[order[i]] = weight(order[i]);
-  }
-  for (auto& [id, probability] : result) probability /= total;
-  return result;
-}
-
-// Chi-squared of counts against the distribution, rare tokens pooled; six standard deviations of slack.
-void ExpectDrawnFrom(const std::vector<int>& counts, const std::map<TokenId, double>& distribution) {
-  double draws = 0;
-  for (const int count : counts) draws += count;
-  double chi_squared = 0, rare_expected = 0, rare_count = 0;
-  int bins = 0;
-  const auto add = [&](double count, double expected) {
-    chi_squared += (count - expected) * (count - expected) / expected;
-    ++bins;
-  };
-  for (size_t id = 0; id < counts.size(); ++id) {
-    const auto entry = distribution.find(static_cast<TokenId>(id));
-    if (entry == distribution.end()) {
-      ASSERT_EQ(counts[id], 0) << "token " << id << " is cut but was drawn";
-    } else if (entry->second * draws < 10) {
-      rare_expected += entry->second * draws;
-      rare_count += counts[id];
-    } else {
-      add(counts[id], entry->second * draws);
-    }
-  }
-  if (rare_expected > 1) add(rare_count, rare_expected);
-  const double freedom = std::max(bins - 1, 1);
-  EXPECT_LT(chi_squared, freedom + 6 * std::sqrt(2 * freedom) + 6) << bins << " bins";
-}
-
-#define EFLA_HEAD_BENCH(device, bench, ...)                      \
-  SCOPED_TRACE(testing::Message() << "seed " << random_.seed()); \
-  EFLA_CREATE_DEVICE_OR_SKIP(device, GetParam());                \
-  EFLA_PREPARE_OR_SKIP(device, HeadBench::LimitsOf());           \
-  HeadBench bench(*device, __VA_ARGS__)
-
-std::vector<std::vector<float>> RandomDistributions(TestRandom& random, int count) {
-  std::vector<std::vector<float>> distributions;
-  for (int i = 0; i < count; ++i) distributions.push_back(random.Normals(kVocab, 2));
-  return distributions;
-}
 
 TEST_P(HeadTest, LogitsAndLogProbabilitiesAreThoseOfTheHead) {
   EFLA_HEAD_BENCH(device, bench, RandomDistributions(random_, 5));

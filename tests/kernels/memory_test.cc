@@ -1,6 +1,7 @@
 // Copies between host and device that any thread may make, beside whatever the device does.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <memory>
@@ -37,6 +38,29 @@ TEST_P(MemoryTest, WhatWasWrittenIsRead) {
   EXPECT_TRUE(std::isnan(array.Read(0, 1)[0]) && std::isnan(array.Read(kFloats + 1, 1)[0]));
   EXPECT_TRUE(device_->WriteMemory(array.get(), values.data(), 0).ok());
   EXPECT_TRUE(device_->ReadMemory(read.data(), array.get(), 0).ok());
+}
+
+TEST_P(MemoryTest, WhatWasWrittenIsReadThroughPageLockedMemory) {
+  constexpr size_t kFloats = 3'000'017;  // several pieces of a copy through other memory
+  constexpr size_t kBytes = kFloats * sizeof(float);
+  auto* const locked = static_cast<float*>(device_->AllocateHost(kBytes));
+  if (locked == nullptr) GTEST_SKIP() << GetParam() << " has no host memory of its own";
+  const std::vector<float> values = random_.Normals(kFloats);
+  FloatArray array(*device_, kFloats + 1);
+  ASSERT_TRUE(device_->Synchronize().ok());
+  std::copy(values.begin(), values.end(), locked);
+  ASSERT_TRUE(device_->WriteMemory(array.get() + 1, locked, kBytes).ok());
+  EXPECT_EQ(array.Read(1, kFloats), values);
+  std::fill(locked, locked + kFloats, 0.0F);
+  ASSERT_TRUE(device_->ReadMemory(locked, array.get() + 1, kBytes).ok());
+  EXPECT_TRUE(std::equal(values.begin(), values.end(), locked));
+  // From and to its middle.
+  std::fill(locked, locked + kFloats, 0.0F);
+  ASSERT_TRUE(device_->ReadMemory(locked + 5, array.get() + 6, 1000 * sizeof(float)).ok());
+  EXPECT_TRUE(std::equal(locked + 5, locked + 1005, values.begin() + 5));
+  EXPECT_EQ(locked[4], 0.0F);
+  EXPECT_EQ(locked[1005], 0.0F);
+  device_->FreeHost(locked);
 }
 
 TEST_P(MemoryTest, OtherThreadsCopyWhileTheDeviceWorks) {

@@ -221,22 +221,42 @@ TEST(CheckpointTest, GenerationConfigGivesDefaults) {
   EXPECT_FALSE((*Checkpoint::Open(scratch.path()))->defaults().temperature.has_value());
   scratch.Write("generation_config.json",
                 R"({"temperature": 0.7, "top_p": 0.9, "top_k": 40, "min_p": null, "do_sample": true,
-                    "eos_token_id": [2, 5], "transformers_version": "4.50"})");
+                    "typical_p": 0.6, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3,
+                    "max_new_tokens": 512, "eos_token_id": [2, 5], "transformers_version": "4.50"})");
   const auto checkpoint = *Checkpoint::Open(scratch.path());
   EXPECT_EQ(checkpoint->defaults().temperature, 0.7f);
   EXPECT_EQ(checkpoint->defaults().top_p, 0.9f);
   EXPECT_EQ(checkpoint->defaults().top_k, 40);
   EXPECT_FALSE(checkpoint->defaults().min_p.has_value());
+  EXPECT_EQ(checkpoint->defaults().typical_p, 0.6f);
+  EXPECT_EQ(checkpoint->defaults().repetition_penalty, 1.2f);
+  EXPECT_EQ(checkpoint->defaults().no_repeat_ngram_size, 3);
+  EXPECT_EQ(checkpoint->defaults().max_new_tokens, 512);
+  EXPECT_TRUE(checkpoint->defaults().unsupported.empty());
   EXPECT_EQ(checkpoint->defaults().eos_token_ids, (std::vector<TokenId>{2, 5}));
   EXPECT_EQ(checkpoint->config().eos_token_ids, (std::vector<TokenId>{2, 5}));
   scratch.Write("generation_config.json", R"({"do_sample": false, "temperature": 0.7})");
   EXPECT_EQ((*Checkpoint::Open(scratch.path()))->defaults().temperature, 0.0f);
-  for (const char* bad : {R"({"temperature": -1})", R"({"temperature": "hot"})", R"({"top_p": 0})",
-                          R"({"top_p": 1.5})", R"({"top_k": -1})", R"({"min_p": 1})",
-                          R"({"eos_token_id": 320})", R"({"do_sample": 1})", "[]", "{"}) {
+  for (const char* bad :
+       {R"({"temperature": -1})", R"({"temperature": "hot"})", R"({"top_p": 0})", R"({"top_p": 1.5})",
+        R"({"top_k": -1})", R"({"min_p": 1})", R"({"typical_p": 0})", R"({"repetition_penalty": 11})",
+        R"({"repetition_penalty": 0})", R"({"repetition_penalty": 1e-40})", R"({"no_repeat_ngram_size": 65})",
+        R"({"no_repeat_ngram_size": -1})", R"({"max_new_tokens": 0})", R"({"max_new_tokens": 1.5})",
+        R"({"eos_token_id": 320})", R"({"do_sample": 1})", "[]", "{"}) {
     scratch.Write("generation_config.json", bad);
     ExpectRefused(scratch.path(), "generation_config.json");
   }
+}
+
+TEST(CheckpointTest, GenerationConfigSaysWhatItAsksForInVain) {
+  const ScratchDirectory scratch;
+  scratch.CopyFrom(SourcePath(kBasic));
+  scratch.Write("generation_config.json",
+                R"({"suppress_tokens": [7], "num_beams": 4, "num_beam_groups": 1, "min_length": 0,
+                    "penalty_alpha": 0.0, "bad_words_ids": [], "guidance_scale": null, "pad_token_id": 0,
+                    "use_cache": true})");
+  EXPECT_EQ((*Checkpoint::Open(scratch.path()))->defaults().unsupported,
+            (std::vector<std::string>{"num_beams 4", "suppress_tokens [7]"}));
 }
 
 TEST(CheckpointTest, RandomChangesToTheWeightFileNeverCrash) {

@@ -282,6 +282,46 @@ TEST_P(ExactnessTest, AStateCopiedOutAndInContinuesTheSame) {
   rig_->states().Release(to);
 }
 
+// A device may replay steps of one size: each still has its own lists and masks, and leaves none behind.
+TEST_P(ExactnessTest, StepsOfOneSizeHaveTheirOwnListsAndMasks) {
+  constexpr int kRows = 4, kSteps = 8;
+  std::mt19937 random(19);
+  std::vector<SlotHandle> slots, scratch;
+  std::vector<TokenId> plain;
+  for (int i = 0; i < kRows; ++i) {
+    slots.push_back(rig_->Acquire());
+    scratch.push_back(rig_->Acquire());
+    Step step;
+    step.Prefill(RandomTokens(random, 20, vocab_size()), StatePool::kZeroSlot, slots.back().slot);
+    rig_->Run(step);
+  }
+  for (int round = 0; round < kSteps; ++round) {
+    Step step;
+    std::vector<TokenId> wanted(kRows, -1);
+    for (int i = 0; i < kRows; ++i) {
+      const SampleRow row = {.token_row = step.Decode(7, slots[i].slot, scratch[i].slot), .temperature = 0};
+      const int kind = round == 0 ? 0 : (round + i) % 4;  // plain, list, mask, both
+      wanted[i] = RandomTokens(random, 1, vocab_size())[0];
+      const LogitAdjustment bias = {.token = wanted[i], .bias = 100};
+      std::vector<uint32_t> mask(MaskWords(vocab_size()));
+      mask[wanted[i] / 32] |= uint32_t{1} << (wanted[i] % 32);
+      if (kind == 0) wanted[i] = round == 0 ? -1 : plain[i];
+      step.Sample(row, std::span(&bias, kind % 2), kind >= 2 ? mask : std::vector<uint32_t>());
+    }
+    const StepResult result = rig_->Run(step);
+    for (int i = 0; i < kRows; ++i) {
+      if (round == 0) {
+        plain.push_back(result.rows[i].token);
+      } else {
+        EXPECT_EQ(result.rows[i].token, wanted[i]) << "step " << round << ", row " << i;
+      }
+    }
+  }
+  for (const auto* handles : {&slots, &scratch}) {
+    for (const SlotHandle& slot : *handles) rig_->states().Release(slot);
+  }
+}
+
 // A device may divide a step of thousands of prompt rows as it likes: within a prompt, between prompts.
 TEST_P(ExactnessTest, AStepOfThousandsIsAsGoodAsManyOfHundreds) {
   constexpr int kLongPrompt = 3333, kOtherPrompt = 1900, kDecodeRows = 3, kSmallStep = 5 * kChunkTokens;
@@ -346,6 +386,93 @@ TEST_P(ExactnessTest, AStepOfThousandsIsAsGoodAsManyOfHundreds) {
     step.Greedy(last_row[1]);
     expect_same(rig.Run(step), slots, states, logprobs);
     for (const SlotHandle& slot : slots) rig.states().Release(slot);
+  }
+  for (const SlotHandle& slot : decode_slots) rig.states().Release(slot);
+}
+
+// Segments of one step that follow others of it: as if each had a step of its own.
+TEST_P(ExactnessTest, SegmentsFollowEachOtherWithinAStep) {
+  constexpr int kDecodeRows = 2;
+  // Ends of each prompt's parts. The long ones make a step of several lanes where the device has them.
+  const std::vector<std::vector<std::vector<int>>> cases = {
+      {{128, 200}, {64, 128, 150}, {40}},
+      {{3200, 3328, 3333}, {64, 1856, 1900}},
+      {{64, 65}, {4480, 4500}},
+  };
+  const auto& [device, directory] = GetParam();
+  absl::StatusOr<std::unique_ptr<ModelRig>> opened = ModelRig::Open(
+      SourcePath(directory),
+      {.device = device,
+       .limits = {.max_tokens = 5400, .max_decode = kDecodeRows, .max_samples = 3 + kDecodeRows},
+       .num_slots = 24});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  ModelRig& rig = **opened;
+  std::mt19937 random(19);
+  std::vector<SlotHandle> decode_slots;
+  for (int i = 0; i < kDecodeRows; ++i) decode_slots.push_back(rig.Acquire());
+  for (const std::vector<std::vector<int>>& prompts_ends : cases) {
+    SCOPED_TRACE("prompts of which the first has " + std::to_string(prompts_ends[0].back()) + " tokens");
+    struct Part {
+      int begin, end;
+      SlotHandle slot;
+      std::vector<float> state;
+    };
+    struct Prompt {
+      std::vector<TokenId> tokens;
+      std::vector<Part> parts;
+      uint32_t logprob = 0;
+      int last_row = 0;
+      int32_t segment = -1;  // of the part before
+    };
+    std::vector<Prompt> prompts;
+    size_t rounds = 0;
+    for (const std::vector<int>& ends : prompts_ends) {
+      Prompt& prompt = prompts.emplace_back();
+      prompt.tokens = RandomTokens(random, ends.back(), vocab_size());
+      const SlotHandle slot = rig.Acquire();
+      int begin = 0;
+      for (const int end : ends) {
+        Step step;
+        const int row = step.Prefill(
+            std::span(prompt.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)),
+            begin == 0 ? StatePool::kZeroSlot : slot.slot, slot.slot);
+        step.Greedy(row + end - begin - 1);
+        prompt.logprob = std::bit_cast<uint32_t>(rig.Run(step).rows[0].logprob);
+        prompt.parts.push_back({begin, end, rig.Acquire(), rig.ReadState(slot)});
+        begin = end;
+      }
+      rounds = std::max(rounds, prompt.parts.size());
+      rig.states().Release(slot);
+    }
+    Step step;
+    for (const SlotHandle& slot : decode_slots) {
+      step.Greedy(step.Decode(5, StatePool::kZeroSlot, slot.slot));
+    }
+    int32_t segments = 0;
+    for (size_t round = 0; round < rounds; ++round) {
+      for (Prompt& prompt : prompts) {
+        if (round >= prompt.parts.size()) continue;
+        const Part& part = prompt.parts[round];
+        const auto tokens =
+            std::span(prompt.tokens)
+                .subspan(static_cast<size_t>(part.begin), static_cast<size_t>(part.end - part.begin));
+        const int32_t read = round == 0 ? StatePool::kZeroSlot : prompt.parts[round - 1].slot.slot;
+        prompt.last_row =
+            step.Prefill(tokens, read, part.slot.slot, prompt.segment) + part.end - part.begin - 1;
+        prompt.segment = segments++;
+      }
+    }
+    for (const Prompt& prompt : prompts) step.Greedy(prompt.last_row);
+    const StepResult result = rig.Run(step);
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      EXPECT_EQ(std::bit_cast<uint32_t>(result.rows[kDecodeRows + i].logprob), prompts[i].logprob)
+          << "prompt " << i;
+      for (const Part& part : prompts[i].parts) {
+        EXPECT_TRUE(SameBits(rig.ReadState(part.slot), part.state))
+            << "prompt " << i << " up to " << part.end;
+        rig.states().Release(part.slot);
+      }
+    }
   }
   for (const SlotHandle& slot : decode_slots) rig.states().Release(slot);
 }

@@ -47,13 +47,23 @@ class Step {
     write_slots_.push_back(write_slot);
     return num_tokens() - 1;
   }
-  int Prefill(std::span<const TokenId> tokens, int32_t read_slot, int32_t write_slot) {
+  // `follows`: the segment, counted from 0, that writes read_slot in this step.
+  int Prefill(std::span<const TokenId> tokens, int32_t read_slot, int32_t write_slot, int32_t follows = -1) {
     const int begin = num_tokens();
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-    segments_.push_back({begin, static_cast<int32_t>(tokens.size()), read_slot, write_slot});
+    segments_.push_back({begin, static_cast<int32_t>(tokens.size()), read_slot, write_slot, follows});
     return begin;
   }
   void Sample(SampleRow row) { samples_.push_back(row); }
+  // With a list and a mask of its own.
+  void Sample(SampleRow row, std::span<const LogitAdjustment> list, std::span<const uint32_t> mask) {
+    row.adjust_begin = static_cast<int32_t>(adjustments_.size());
+    row.num_adjust = static_cast<int32_t>(list.size());
+    adjustments_.insert(adjustments_.end(), list.begin(), list.end());
+    if (!mask.empty()) row.mask = static_cast<int32_t>(masks_.size() / mask.size());
+    masks_.insert(masks_.end(), mask.begin(), mask.end());
+    samples_.push_back(row);
+  }
   void Score(int token_row, TokenId target) { Sample({.token_row = token_row, .target = target}); }
   void Greedy(int token_row, int num_top = 0) {
     Sample({.token_row = token_row, .temperature = 0.0f, .num_top = num_top});
@@ -66,7 +76,9 @@ class Step {
             .decode_read_slot = read_slots_,
             .decode_write_slot = write_slots_,
             .segments = segments_,
-            .samples = samples_};
+            .samples = samples_,
+            .adjustments = adjustments_,
+            .masks = masks_};
   }
 
  private:
@@ -74,6 +86,8 @@ class Step {
   std::vector<int32_t> read_slots_, write_slots_;
   std::vector<Segment> segments_;
   std::vector<SampleRow> samples_;
+  std::vector<LogitAdjustment> adjustments_;
+  std::vector<uint32_t> masks_;
 };
 
 struct StepResult {

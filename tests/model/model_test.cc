@@ -4,6 +4,8 @@
 
 #include <bit>
 #include <cmath>
+#include <cstddef>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <random>
@@ -148,6 +150,26 @@ TEST(ModelTest, AMissingTensorIsNamed) {
   const absl::Status status = Model::Load(checkpoint, device, kLimits).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(Contains(status, "model.layers.1.attn.dt_bias")) << status;
+}
+
+TEST(ModelTest, AWeightThatIsNoNumberIsRefusedByNameAndPlace) {
+  for (const char* name :
+       {"model.layers.1.mlp.up_proj.weight", "model.norm.weight", "model.embeddings.weight"}) {
+    const auto checkpoint = SmallCheckpoint();
+    TensorInfo tensor = checkpoint->Find(name).value();
+    std::vector<std::byte> data(static_cast<size_t>(tensor.bytes()));
+    std::memcpy(data.data(), tensor.data, data.size());
+    const size_t place = data.size() / ByteSize(tensor.dtype) - 3;
+    std::memset(data.data() + place * ByteSize(tensor.dtype), 0xff,
+                ByteSize(tensor.dtype));  // a NaN of any type
+    tensor.data = data.data();
+    checkpoint->Replace(name, tensor);
+    ScarceDevice device(kUnlimited, kUnlimited);
+    const absl::Status status = Model::Load(checkpoint, device, kLimits).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
+    EXPECT_TRUE(Contains(status, name) && Contains(status, "element " + std::to_string(place))) << status;
+    EXPECT_EQ(device.held(), 0);
+  }
 }
 
 TEST(ModelTest, ADeviceWithoutRoomIsToldByNameAndBytes) {

@@ -53,6 +53,33 @@ std::string Pad(std::string header) {
 
 std::string GoodFile() { return Assemble(Pad(GoodHeader().dump()), std::string(40, '\1')); }
 
+// All of a value's bits that no finite value has.
+template <typename Bits>
+void ExpectFound(DType dtype, Bits infinity, Bits largest) {
+  constexpr size_t kElements = 10'007;
+  for (const size_t place : {size_t{0}, size_t{4095}, size_t{4096}, kElements - 1, kElements}) {
+    std::vector<Bits> bits(kElements, largest);
+    for (size_t at = place; at < kElements; at += 3000) {
+      bits[at] = at % 2 == 0 ? infinity : static_cast<Bits>(~Bits{0});
+    }
+    const TensorInfo tensor{
+        .name = "w", .dtype = dtype, .shape = {static_cast<int64_t>(kElements)}, .data = bits.data()};
+    const absl::Status status = CheckFinite(tensor);
+    if (place == kElements) {
+      EXPECT_TRUE(status.ok()) << status;
+    } else {
+      EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << place;
+      EXPECT_EQ(status.message(), "tensor w: element " + std::to_string(place) + " is NaN or infinite");
+    }
+  }
+}
+
+TEST(SafetensorsTest, FindsTheFirstThatIsNotFinite) {
+  ExpectFound<uint32_t>(DType::kF32, 0x7F800000, 0x7F7FFFFF);
+  ExpectFound<uint16_t>(DType::kF16, 0x7C00, 0xFBFF);
+  ExpectFound<uint16_t>(DType::kBF16, 0xFF80, 0x7F7F);
+}
+
 TEST(SafetensorsTest, ReadsShapesDtypesAndPlaces) {
   const FileBytes file(GoodFile());
   const auto tensors = ParseSafetensors(file.view(), "f");

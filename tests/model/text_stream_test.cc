@@ -24,6 +24,10 @@ class FakeTokenizer final : public Tokenizer {
   absl::StatusOr<std::vector<TokenId>> EncodeContinuation(std::string_view, bool) const override {
     return absl::UnimplementedError("fake");
   }
+  absl::StatusOr<std::vector<TokenId>> EncodeMarked(std::string_view, std::span<const TextRange>, bool,
+                                                    const EncodeLimits&) const override {
+    return absl::UnimplementedError("fake");
+  }
   std::string_view PieceBytes(TokenId id, bool at_start) const override {
     if (id < 0 || id >= vocab_size() || is_control(id)) return {};
     std::string_view bytes = pieces_[static_cast<size_t>(id)];
@@ -47,8 +51,8 @@ class FakeTokenizer final : public Tokenizer {
 };
 
 // The whole text at once, independent of Utf8Repair: tries each length of well-formed sequence by decoding
-// it.
-std::string RepairedBytes(std::string_view bytes) {
+// it. `prefix`: how much of it comes from what ends within the first `first_bytes` bytes.
+std::string RepairedBytes(std::string_view bytes, size_t first_bytes = 0, size_t* prefix = nullptr) {
   const auto well_formed_start = [](std::string_view s) -> std::pair<size_t, bool> {
     // How many bytes of `s` begin a character, and whether they finish it.
     const auto at = [&](size_t i) { return static_cast<unsigned char>(s[i]); };
@@ -73,10 +77,13 @@ std::string RepairedBytes(std::string_view bytes) {
     return {1, false};
   };
   std::string out;
+  size_t taken = 0;
   while (!bytes.empty()) {
     const auto [length, whole] = well_formed_start(bytes);
     out += whole ? bytes.substr(0, length) : kReplacementCharacter;
     bytes.remove_prefix(length);
+    taken += length;
+    if (prefix != nullptr && taken <= first_bytes) *prefix = out.size();
   }
   return out;
 }
@@ -448,6 +455,89 @@ TEST(TextStreamTest, WithoutATokenizerThereAreOnlyIds) {
   EXPECT_EQ(push.text, "");
   EXPECT_EQ(push.tokens_released, 1);
   EXPECT_EQ(stream.Finish().tokens_released, 0);
+}
+
+// The identity of a stream, with everything that may be asked of one: what comes out, however it is cut, is
+// the whole text of echoed and drawn tokens, up to the first stop string in what was drawn.
+TEST(TextStreamTest, EchoStopsAndSpecialTokensKeepTheIdentity) {
+  const FakeTokenizer tokenizer = BytePieces();
+  constexpr TokenId kControl = 266;
+  const std::string kAlphabet[] = {"a", "b", "c", "z", "\xE2\x82\xAC", "\xEF\xBF\xBD", "\xF0\x9F\x99\x82",
+                                   " "};
+  std::mt19937 random(20);
+  const auto one_of = [&](const auto& choices) { return choices[random() % std::size(choices)]; };
+  int stopped = 0, completed_by_output = 0;
+  for (int round = 0; round < 20'000; ++round) {
+    std::vector<TokenId> ids(random() % 20);
+    for (TokenId& id : ids) {
+      const TokenId likely[] = {'a', 'b', 'c', 'z', 0xE2, 0x82, 0xAC, 0xF0, 0x9F,
+                                256, 257, 258, 259, 260,  262,  264,  266,  269};
+      id = random() % 5 == 0 ? static_cast<TokenId>(random() % 270) : one_of(likely);
+    }
+    const size_t echoed = random() % (ids.size() + 1);
+    std::vector<std::string> stops(random() % 4);
+    for (std::string& stop : stops) {
+      for (size_t i = 1 + random() % 3; i > 0; --i) stop += one_of(kAlphabet);
+    }
+    const bool continues = random() % 2 == 0, include_stop = random() % 2 == 0,
+               skip_special = random() % 2 == 0;
+
+    std::string bytes;
+    size_t echoed_bytes = 0;
+    bool at_start = !continues;
+    for (size_t i = 0; i < ids.size(); ++i) {
+      const bool shows = ids[i] == kControl && !skip_special;
+      bytes += shows ? tokenizer.Piece(ids[i]) : tokenizer.PieceBytes(ids[i], at_start);
+      at_start = at_start && tokenizer.PieceBytes(ids[i], false).empty();
+      if (i + 1 == echoed) echoed_bytes = bytes.size();
+    }
+    size_t prefix = 0;
+    std::string expected = RepairedBytes(bytes, echoed_bytes, &prefix);
+    completed_by_output += RepairedBytes(bytes.substr(0, echoed_bytes)).size() != prefix ? 1 : 0;
+    const auto match = FirstStop(std::string_view(expected).substr(prefix), stops);
+    if (match) {
+      const size_t stop_bytes = stops[static_cast<size_t>(match->second)].size();
+      expected.resize(prefix + match->first - (include_stop ? 0 : stop_bytes));
+    }
+
+    TextStream stream(&tokenizer, stops, continues, include_stop, skip_special);
+    std::string text;
+    size_t added = 0, released = 0;
+    bool has_stopped = false;
+    const auto take = [&](const TextStream::Push& push) {
+      ASSERT_EQ(FindInvalidUtf8(push.text), std::nullopt);
+      ASSERT_TRUE(expected.starts_with(text + push.text))
+          << "round " << round << ": nothing is taken back or past a stop";
+      text += push.text;
+      released += static_cast<size_t>(push.tokens_released);
+      ASSERT_LE(released, added);
+      has_stopped = push.stopped;
+    };
+    for (; added < ids.size() && !has_stopped && !HasFatalFailure();) {
+      const bool is_echoed = added < echoed;
+      const TokenId id = ids[added++];
+      take(is_echoed ? stream.Echo(id) : stream.Add(id));
+      ASSERT_FALSE(has_stopped && is_echoed) << "round " << round << ": a stop in what is echoed";
+    }
+    if (!has_stopped) take(stream.Finish());
+    ASSERT_EQ(text, expected) << "round " << round;
+    ASSERT_EQ(has_stopped, match.has_value()) << "round " << round;
+    ASSERT_EQ(released, added) << "round " << round;
+    stopped += has_stopped ? 1 : 0;
+  }
+  EXPECT_GT(stopped, 1000);
+  EXPECT_GT(completed_by_output, 100) << "characters begun in the prompt and finished by the output";
+}
+
+TEST(TextStreamTest, AStopIsNotFoundInAnEchoNorAcrossItsEnd) {
+  const FakeTokenizer tokenizer = BytePieces();
+  TextStream stream(&tokenizer, {"ab"}, /*continues=*/true);
+  EXPECT_EQ(stream.Echo('a').text, "a");
+  EXPECT_EQ(stream.Echo('b').text, "b") << "nothing is held for a stop either";
+  EXPECT_EQ(stream.Echo('a').text, "a");
+  EXPECT_EQ(stream.Add('b').text, "b") << "it would begin in the prompt";
+  EXPECT_EQ(stream.Add('a').text, "");
+  EXPECT_TRUE(stream.Add('b').stopped);
 }
 
 }  // namespace

@@ -235,5 +235,63 @@ TEST(TokenizerTest, FingerprintIsTheFilesSha256) {
   EXPECT_EQ(*(*other)->Encode("cd", false), *Demo().EncodeContinuation("cd", false));
 }
 
+TEST(TokenizerTest, StretchesThatCannotBeSplitHaveALimit) {
+  const std::string stretch(3000, 'a');
+  const auto encode = [](const std::string& text, bool parse_special, size_t limit) {
+    return Demo().EncodeWithin(text, parse_special, false, {.max_stretch_bytes = limit});
+  };
+  // A part has 512 bytes and more, to the next space.
+  const std::string words = stretch + " " + stretch + " " + stretch;
+  const auto whole = encode(words, false, 3001);
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  EXPECT_EQ(*whole, *Demo().Encode(words, false));
+  const absl::Status status = encode(words, false, 3000).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_NE(status.ToString().find("3001 bytes have no place to split them"), std::string::npos) << status;
+  EXPECT_NE(status.ToString().find("the limit is 3000"), std::string::npos) << status;
+  EXPECT_FALSE(encode("word " + stretch, false, 3000).ok());
+  // Special tokens split a text, where they are looked for.
+  const std::string special = stretch + "</s>" + stretch;
+  EXPECT_TRUE(encode(special, true, 3000).ok());
+  EXPECT_FALSE(encode(special, false, 3000).ok());
+  EXPECT_FALSE(encode(special, true, 2999).ok());
+}
+
+TEST(TokenizerTest, LimitsChangeNoIdAndEndWhatIsTooLong) {
+  std::mt19937 random(8);
+  ASSERT_GT(Demo().max_token_bytes(), 4u);
+  for (int round = 0; round < 40; ++round) {
+    const std::string text = RandomText(random, 1 + random() % 4000, true);
+    const bool continues = round % 2 == 0;
+    const std::vector<TokenId> ids =
+        continues ? *Demo().EncodeContinuation(text, false) : *Demo().Encode(text, false);
+    const auto count = static_cast<int64_t>(ids.size());
+    EXPECT_LE(text.size(), ids.size() * Demo().max_token_bytes()) << text;
+    int asked = 0;
+    EncodeLimits limits{.max_tokens = count, .check = [&] {
+                          ++asked;
+                          return absl::OkStatus();
+                        }};
+    const auto within = Demo().EncodeWithin(text, false, continues, limits);
+    ASSERT_TRUE(within.ok()) << within.status();
+    EXPECT_EQ(*within, ids);
+    EXPECT_GE(asked, 1);
+    limits.max_tokens = count - 1;
+    EXPECT_EQ(Demo().EncodeWithin(text, false, continues, limits).status().code(),
+              absl::StatusCode::kOutOfRange);
+    limits.check = [] { return absl::CancelledError("gone"); };
+    limits.max_tokens = count;
+    EXPECT_EQ(Demo().EncodeWithin(text, false, continues, limits).status().code(),
+              absl::StatusCode::kCancelled);
+  }
+  // Every piece, alone and as it is written, is no longer than the longest.
+  for (TokenId id = 0; id < Demo().vocab_size(); ++id) {
+    EXPECT_LE(Demo().PieceBytes(id, false).size(), Demo().max_token_bytes());
+  }
+  const absl::Status status =
+      Demo().EncodeWithin(std::string(1 << 20, 'x'), false, false, {.max_tokens = 1000}).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kOutOfRange) << status;
+}
+
 }  // namespace
 }  // namespace efla

@@ -1,6 +1,7 @@
 #include "server/sessions/disk_store.h"
 
 #include <gtest/gtest.h>
+#include <malloc.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -104,6 +105,23 @@ TEST_F(DiskStoreTest, SnapshotFilesHoldTheSnapshotAndNothingElse) {
   const auto others = fs::perms::group_all | fs::perms::others_all;
   EXPECT_EQ(fs::status(options_.folder + "/snapshots").permissions() & others, fs::perms::none);
   EXPECT_EQ(fs::status(FileOf("snapshots", "x+")).permissions() & others, fs::perms::none);
+}
+
+TEST_F(DiskStoreTest, RecordsLeaveTheirPayloadOnTheDisk) {
+  Open();
+  constexpr size_t kRecords = 200, kPayload = 100'000;
+  const auto put_all = [&](uint64_t epoch) {
+    const size_t before = mallinfo2().uordblks + mallinfo2().hblkhd;
+    for (size_t i = 0; i < kRecords; ++i) {
+      SessionRecord record = RecordOf(absl::StrFormat("s%d", i), epoch, epoch, "");
+      record.payload = std::string(kPayload, 'x');
+      Put(record, epoch - 1);
+    }
+    return static_cast<int64_t>(mallinfo2().uordblks + mallinfo2().hblkhd - before);
+  };
+  EXPECT_LT(put_all(1), static_cast<int64_t>(kRecords * kPayload / 10)) << "bytes of memory";
+  EXPECT_LT(put_all(2), static_cast<int64_t>(kRecords * kPayload / 10));
+  EXPECT_EQ(store_->GetRecord("s7")->payload.size(), kPayload);
 }
 
 TEST_F(DiskStoreTest, TwoStoresNeverShareAFolder) {
@@ -272,7 +290,7 @@ TEST_F(DiskStoreTest, TheByteBudgetIsKeptAndNamed) {
 // Counts calls and fails those it is told to.
 class FaultyFileOps : public FileOps {
  public:
-  enum Call { kCreate, kWrite, kSyncData, kClose, kRename, kUnlink, kSyncFolder, kCalls };
+  enum Call { kCreate, kWrite, kSyncData, kClose, kRename, kUnlink, kSyncFolder, kOpenToRead, kRead, kCalls };
   // From the `after`-th such call on, for `times` calls.
   void Fail(Call call, int error, int after = 0, int times = 1 << 30) {
     const std::lock_guard lock(mutex_);
@@ -282,6 +300,12 @@ class FaultyFileOps : public FileOps {
     const std::lock_guard lock(mutex_);
     faults_.clear();
     short_writes_ = 0;
+    unreadable_.clear();
+  }
+  // Files whose paths contain `part` cannot be read.
+  void FailReadsOf(const std::string& part, int error) {
+    const std::lock_guard lock(mutex_);
+    unreadable_[part] = error;
   }
   void DelaySync(milliseconds delay) { delay_ = delay; }
   // Writes of at most so many bytes at once; the disk takes no more than `room` bytes in all.
@@ -303,11 +327,32 @@ class FaultyFileOps : public FileOps {
       return written;
     });
   }
+  int OpenToRead(const std::string& path) override {
+    return Next(kOpenToRead, [&] {
+      const int fd = FileOps::OpenToRead(path);
+      const std::lock_guard lock(mutex_);
+      for (const auto& [part, error] : unreadable_) {
+        if (fd >= 0 && path.find(part) != std::string::npos) failing_fds_[fd] = error;
+      }
+      return fd;
+    });
+  }
+  long Read(int fd, void* bytes, size_t count) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (const auto failing = failing_fds_.find(fd); failing != failing_fds_.end()) return -failing->second;
+    }
+    return Next(kRead, [&] { return FileOps::Read(fd, bytes, count); });
+  }
   int SyncData(int fd) override {
     std::this_thread::sleep_for(delay_.load());
     return Next(kSyncData, [&] { return FileOps::SyncData(fd); });
   }
   int Close(int fd) override {
+    {
+      const std::lock_guard lock(mutex_);
+      failing_fds_.erase(fd);
+    }
     // As the operating system does, it closes the file even when it reports an error.
     const int result = FileOps::Close(fd);
     return Next(kClose, [&] { return result; });
@@ -343,6 +388,8 @@ class FaultyFileOps : public FileOps {
   std::mutex mutex_;
   std::map<Call, int> count_;
   std::map<Call, Fault> faults_;
+  std::map<std::string, int> unreadable_;
+  std::map<int, int> failing_fds_;  // to their errors
   std::atomic<milliseconds> delay_{milliseconds(0)};
   std::atomic<size_t> short_writes_ = 0;
   std::atomic<int64_t> room_ = INT64_MAX;
@@ -408,6 +455,136 @@ TEST_F(DiskStoreTest, ADiskThatFillsInTheMiddleOfAFile) {
   disk.WriteShort(300);
   PutSnapshot("x", 5000);
   EXPECT_TRUE(*store_->GetSnapshot("x") == BytesOf("x", 5000));
+}
+
+TEST_F(DiskStoreTest, WhatCannotBeReadIsNotTakenForDamaged) {
+  FaultyFileOps disk;
+  options_.file_ops = &disk;
+  Open();
+  PutSnapshot("x");
+  Put(RecordOf("s", 3, 1, "", {"x"}), 0);
+  for (const auto call : {FaultyFileOps::kOpenToRead, FaultyFileOps::kRead}) {
+    disk.Fail(call, EIO);
+    for (const absl::Status& status : {store_->GetSnapshot("x").status(), store_->GetRecord("s").status()}) {
+      EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status;
+      EXPECT_NE(status.ToString().find("Input/output error"), std::string::npos) << status;
+      EXPECT_NE(status.ToString().find(options_.folder), std::string::npos) << status;
+    }
+    disk.Heal();
+    EXPECT_TRUE(*store_->GetSnapshot("x") == BytesOf("x", 1000));
+    EXPECT_EQ(store_->GetRecord("s")->epoch, 3u);
+  }
+}
+
+TEST_F(DiskStoreTest, AStartGoesOnPastWhatItCannotUse) {
+  FaultyFileOps disk;
+  options_.file_ops = &disk;
+  Open();
+  for (const char* id : {"good", "damaged", "unreadable", "forbidden"}) {
+    PutSnapshot(id);
+    Put(RecordOf(id, 2, 1, "", {id}), 0);
+  }
+  PutSnapshot("unnamed");
+  store_.reset();
+  std::string bytes = ReadWhole(FileOf("records", "damaged."));
+  bytes[bytes.size() / 2] ^= 1;
+  scratch_.Write("store/records/damaged.record", bytes);
+  fs::create_directory(options_.folder + "/records/folder.record");
+  fs::create_directory(options_.folder + "/snapshots/folder+7+" + std::string(32, '0') + ".efls");
+  disk.FailReadsOf("unreadable.record", EIO);
+  disk.FailReadsOf("forbidden.record", EACCES);
+  Open();
+
+  std::map<std::string, StatusCode> problems;
+  for (const DiskStore::Problem& problem : store_->problems()) {
+    EXPECT_FALSE(problem.status.message().empty());
+    problems[fs::path(problem.path).filename().string()] = problem.status.code();
+  }
+  const std::map<std::string, StatusCode> expected = {
+      {"damaged.record", StatusCode::kDataLoss},
+      {"folder.record", StatusCode::kDataLoss},
+      {"unreadable.record", StatusCode::kUnavailable},
+      {"forbidden.record", StatusCode::kUnavailable},
+      {"folder+7+" + std::string(32, '0') + ".efls", StatusCode::kDataLoss}};
+  EXPECT_EQ(problems, expected);
+  EXPECT_EQ(store_->stats().damaged_records, 2);
+  EXPECT_EQ(store_->stats().unreadable_records, 2);
+  EXPECT_EQ(*store_->ListRecords(), std::vector<std::string>{"good"});
+  EXPECT_TRUE(store_->GetRecord("good").ok());
+  EXPECT_EQ(store_->GetRecord("damaged").status().code(), StatusCode::kDataLoss);
+  EXPECT_EQ(store_->GetRecord("unreadable").status().code(), StatusCode::kUnavailable);
+  // It may be whole: nothing but a deletion replaces it, and what it may name stays, for as long as it takes.
+  EXPECT_EQ(store_->PutRecord(RecordOf("unreadable", 1, 1, ""), 0).code(), StatusCode::kUnavailable);
+  now_ = now_.load() + std::chrono::hours(10);
+  store_->Sweep();
+  for (const char* id : {"unreadable", "forbidden", "unnamed"}) EXPECT_TRUE(HasSnapshot(id)) << id;
+
+  disk.Heal();
+  EXPECT_EQ(store_->GetRecord("unreadable")->epoch, 2u);
+  EXPECT_EQ(store_->PutRecord(RecordOf("unreadable", 1, 1, ""), 0).code(), StatusCode::kAborted);
+  disk.FailReadsOf("forbidden.record", EACCES);
+  Put(TombstoneOf("forbidden", 1), 0);
+  Put(TombstoneOf("damaged", 1), 0);
+  EXPECT_EQ(store_->stats().unreadable_records, 0);
+  store_->Sweep();
+  EXPECT_TRUE(HasSnapshot("unreadable"));
+  EXPECT_FALSE(HasSnapshot("forbidden"));
+  EXPECT_FALSE(HasSnapshot("unnamed"));
+  for (const char* id : {"forbidden", "damaged"}) Put(RecordOf(id, 2, 1, ""), 0);  // made anew
+  disk.Heal();
+  fs::remove(options_.folder + "/records/folder.record");
+  fs::remove(options_.folder + "/snapshots/folder+7+" + std::string(32, '0') + ".efls");
+  Open();
+  EXPECT_TRUE(store_->problems().empty());
+  EXPECT_EQ(store_->ListRecords()->size(), 4u);
+}
+
+TEST_F(DiskStoreTest, WhatAllRecordsHaveLeftMakesRoomAtOnce) {
+  options_.max_bytes = 10'000;
+  Open();
+  std::atomic<bool> in_use = true;
+  std::vector<std::string> asked;
+  store_->SetSnapshotsInUse([&](const std::string& id) {
+    asked.push_back(id);
+    return in_use.load();
+  });
+  PutSnapshot("left", 4000);
+  Put(RecordOf("s", 1, 1, "", {"left"}), 0);
+  PutSnapshot("coming", 3000);  // its record is to come
+  Put(TombstoneOf("s", 2), 1);
+  EXPECT_EQ(store_->PutSnapshot("next", BytesOf("next", 5000)).code(), StatusCode::kResourceExhausted);
+  EXPECT_TRUE(HasSnapshot("left"));
+  EXPECT_EQ(asked, std::vector<std::string>{"left"});
+  in_use = false;
+  EXPECT_TRUE(HasSnapshot("left")) << "there is room enough without it";
+  PutSnapshot("next", 5000);
+  EXPECT_FALSE(HasSnapshot("left"));
+  EXPECT_TRUE(HasSnapshot("coming"));
+  Put(RecordOf("t", 1, 1, "", {"coming", "next"}), 0);
+  EXPECT_EQ(store_->stats().unnamed_snapshots, 0);
+
+  // One that is put again has a record to come again.
+  Put(TombstoneOf("t", 2), 1);
+  PutSnapshot("coming", 3000);
+  PutSnapshot("last", 6000);
+  EXPECT_TRUE(HasSnapshot("coming"));
+  EXPECT_FALSE(HasSnapshot("next"));
+}
+
+TEST_F(DiskStoreTest, AFullDiskIsTriedAgainWhenThereWasSomethingToRemove) {
+  FaultyFileOps disk;
+  options_.file_ops = &disk;
+  Open();
+  disk.Fail(FaultyFileOps::kWrite, ENOSPC, 0, 1);
+  EXPECT_EQ(store_->PutSnapshot("x", BytesOf("x", 1000)).code(), StatusCode::kResourceExhausted);
+  PutSnapshot("x");
+  Put(RecordOf("s", 1, 1, "", {"x"}), 0);
+  Put(TombstoneOf("s", 2), 1);
+  disk.Fail(FaultyFileOps::kWrite, ENOSPC, 0, 1);
+  PutSnapshot("y");
+  EXPECT_FALSE(HasSnapshot("x"));
+  EXPECT_TRUE(HasSnapshot("y"));
+  EXPECT_EQ(FilesIn("unfinished"), 0u);
 }
 
 TEST_F(DiskStoreTest, AfterAFailedFolderSyncBothRecordsSnapshotsStay) {

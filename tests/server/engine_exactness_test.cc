@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/server/engine_rig.h"
+#include "tests/server/fake_constraint.h"
 
 namespace efla {
 namespace {
@@ -85,6 +86,22 @@ std::vector<GenerationRequest> Subjects() {
   requests.back().sampling = {.temperature = 1.3f, .top_k = 50, .top_p = 0.95f, .min_p = 0.01f, .seed = 99};
   requests.back().logprobs = true;
   requests.back().top_logprobs = 3;
+  requests.push_back(Greedy(SomePrompt(200, 5), 30));
+  requests.back().sampling = {.temperature = 1.1f,
+                              .seed = 7,
+                              .repetition_penalty = 1.3f,
+                              .presence_penalty = 0.5f,
+                              .frequency_penalty = 0.2f,
+                              .penalty_window = 50,
+                              .no_repeat_ngram_size = 2,
+                              .logit_bias = {{9, 2.0f}, {300, -3.0f}},
+                              .banned_token_ids = {8, 11}};
+  requests.back().logprobs = true;
+  requests.push_back(Greedy(SomePrompt(70, 6), 30));
+  requests.back().sampling = {.temperature = 1.2f, .typical_p = 0.8f, .seed = 8};
+  std::vector<std::vector<TokenId>> positions;
+  for (TokenId i = 0; i < 25; ++i) positions.push_back({10 + i, 50 + i, 90 + i, 200 + i});
+  requests.back().constraint = std::make_shared<FakeConstraint>(positions);
   return requests;
 }
 
@@ -94,6 +111,8 @@ GenerationRequest RandomRequest(std::mt19937& random) {
   request.sampling.temperature = static_cast<float>(random() % 3);
   request.sampling.seed = random();
   request.sampling.top_k = static_cast<int32_t>(random() % 4 * 10);
+  if (random() % 3 == 0) request.sampling.repetition_penalty = 1.4f;
+  if (random() % 3 == 0) request.sampling.banned_token_ids = {static_cast<TokenId>(random() % 320)};
   request.prompt_logprobs = random() % 4 == 0;
   request.progress = random() % 2 == 0;
   return request;
@@ -126,11 +145,11 @@ TEST_P(EngineExactnessTest, ResultsDoNotDependOnTheCompany) {
   for (int round = 0; round < 2; ++round) {
     rig.device.Hold();
     std::vector<std::shared_ptr<Reader>> others, readers(subjects.size());
-    std::vector<std::shared_ptr<Generation>> generations;
+    std::vector<std::shared_ptr<Generation>> generations, other_generations;
     const auto add_others = [&](int count) {
       for (int i = 0; i < count; ++i) {
         others.push_back(Reader::Make());
-        generations.push_back(rig.Submit(RandomRequest(random), others.back()));
+        other_generations.push_back(rig.Submit(RandomRequest(random), others.back()));
       }
     };
     for (size_t i = 0; i < subjects.size(); ++i) {
@@ -139,7 +158,7 @@ TEST_P(EngineExactnessTest, ResultsDoNotDependOnTheCompany) {
       generations.push_back(rig.Submit(subjects[i], readers[i]));
       rig.device.LetStep();  // so that they come in at different steps
     }
-    for (size_t i = 0; i < others.size(); i += 5) generations[i]->Cancel();
+    for (size_t i = 0; i < others.size(); i += 5) other_generations[i]->Cancel();
     rig.device.Open();
     for (size_t i = 0; i < subjects.size(); ++i)
       EXPECT_EQ(BitsOf(readers[i]->Wait()), alone[i]) << "subject " << i;

@@ -198,6 +198,8 @@ class Counter : public EngineObserver {
   void OnEnd(Outcome outcome, const Usage& usage, const Timing& timing) override {
     ++ends[static_cast<size_t>(outcome)];
     completion_tokens += usage.completion_tokens;
+    if (timing.prefill_us > 0) ++timed_prompts;
+    EXPECT_LE(timing.queue_us + timing.prefill_us, timing.total_us);
   }
   int ended(Outcome outcome) const { return ends[static_cast<size_t>(outcome)]; }
   int all_ends() const {
@@ -207,8 +209,8 @@ class Counter : public EngineObserver {
   }
 
   std::atomic<int64_t> steps{0}, prefill_tokens{0}, decode_rows{0}, first_tokens{0}, gaps{0},
-      completion_tokens{0};
-  std::array<std::atomic<int>, 7> ends{};
+      completion_tokens{0}, timed_prompts{0};  // the last: ends that tell how long the prompt took
+  std::array<std::atomic<int>, 8> ends{};
 };
 
 struct RigOptions {

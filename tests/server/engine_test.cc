@@ -267,6 +267,33 @@ TEST(EngineTest, TimeBudgetEndsNormallyWithTheTokensSoFar) {
   EXPECT_EQ(result.finished->timing.total_us, 5'000'000);
 }
 
+TEST(EngineTest, ATimeBudgetThatPassesInTheQueueIsAWholeAnswerToo) {
+  ManualClock clock;
+  RigOptions options;
+  options.engine.now = clock.function();
+  EngineRig rig(options);
+  rig.device.Hold();
+  const auto other = Reader::Make();
+  const auto running = rig.Submit(Greedy(SomePrompt(30, 5), 4), other);
+  rig.device.AwaitStep();
+  GenerationRequest request = Greedy(SomePrompt(5), 12);
+  request.time_budget = seconds(5);
+  request.sampling.seed = 7;
+  const auto reader = Reader::Make();
+  const auto generation = rig.Submit(request, reader);
+  clock.Advance(seconds(5));
+  rig.device.Open();
+  const Result result = reader->Wait();
+  ASSERT_TRUE(result.status.ok()) << result.status;
+  ASSERT_TRUE(result.accepted.has_value());
+  EXPECT_EQ(result.accepted->prompt_tokens, 5);
+  EXPECT_EQ(result.accepted->seed, 7u);
+  EXPECT_EQ(result.accepted->queue_us, 0) << "no step has seen it";
+  EXPECT_EQ(result.finished->reason, FinishReason::kTimeBudget);
+  EXPECT_TRUE(result.ids().empty());
+  EXPECT_TRUE(other->Wait().status.ok());
+}
+
 // ---- Text ----
 
 class EngineTextTest : public testing::Test {

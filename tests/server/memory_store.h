@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -47,6 +48,7 @@ class MemoryStoreContents {
     std::chrono::steady_clock::time_point until;
   };
   std::map<std::string, Lease> leases;
+  bool clean = false;        // its mark
   int unbacked_records = 0;  // refused: they named snapshots that were not there
   int64_t snapshot_puts = 0, snapshot_bytes = 0, record_bytes = 0;
 };
@@ -63,6 +65,21 @@ class MemoryStore final : public SessionStore {
   std::atomic<int> failing_percent{
       0};  // of the calls are out of reach; half of these are carried out nevertheless
   std::atomic<int> delay_us{0};
+  // Called without locks before each put of a record, from now on. False: nothing is heard of this put, which
+  // is under way until DeliverLate.
+  void SetBeforePut(std::function<bool(const SessionRecord&)> before) {
+    const std::lock_guard lock(late_mutex_);
+    before_put_ = std::move(before);
+  }
+  // The puts that are under way arrive.
+  void DeliverLate() {
+    std::vector<std::pair<SessionRecord, uint64_t>> late;
+    {
+      const std::lock_guard lock(late_mutex_);
+      late.swap(late_);
+    }
+    for (const auto& [record, expected] : late) Put(record, expected).IgnoreError();
+  }
 
   const char* kind() const override { return "memory"; }
   bool shared() const override { return shared_; }
@@ -76,12 +93,21 @@ class MemoryStore final : public SessionStore {
       return absl::OkStatus();
     });
   }
-  absl::StatusOr<std::vector<std::byte>> GetSnapshot(const std::string& id) override {
-    return Call([&]() -> absl::StatusOr<std::vector<std::byte>> {
+  absl::StatusOr<HostBuffer> GetSnapshot(const std::string& id) override {
+    return Call([&]() -> absl::StatusOr<HostBuffer> {
       const auto found = contents_->snapshots.find(id);
       if (found == contents_->snapshots.end()) return absl::NotFoundError("no snapshot " + id);
-      return found->second;
+      return HostBuffer::CopyOf(found->second);
     });
+  }
+  absl::Status PutCleanMark() override {
+    return Call([&]() -> absl::Status {
+      contents_->clean = true;
+      return absl::OkStatus();
+    });
+  }
+  absl::StatusOr<bool> TakeCleanMark() override {
+    return Call([&]() -> absl::StatusOr<bool> { return std::exchange(contents_->clean, false); });
   }
   absl::StatusOr<SessionRecord> GetRecord(const std::string& session_id) override {
     return Call([&]() -> absl::StatusOr<SessionRecord> {
@@ -91,29 +117,17 @@ class MemoryStore final : public SessionStore {
     });
   }
   absl::Status PutRecord(const SessionRecord& record, uint64_t expected_epoch) override {
-    return Call([&]() -> absl::Status {
-      const auto found = contents_->records.find(record.session_id);
-      if (found != contents_->records.end()) {
-        const SessionRecord& stored = found->second;
-        const bool expected = stored.deleted && expected_epoch == 0 ? record.epoch > stored.epoch
-                                                                    : stored.epoch == expected_epoch;
-        const bool older = record.epoch == stored.epoch && record.revision < stored.revision;
-        if (!expected || older || (stored.deleted && expected_epoch != 0)) {
-          return absl::AbortedError(absl::StrFormat("the record has epoch %d, owner %s, revision %d",
-                                                    stored.epoch, stored.owner, stored.revision));
-        }
-      } else if (expected_epoch != 0) {
-        return absl::AbortedError("there is no record");
-      }
-      for (const std::string& id : record.snapshots) {
-        if (contents_->snapshots.contains(id)) continue;
-        ++contents_->unbacked_records;
-        return absl::FailedPreconditionError("the record names a snapshot that is not there: " + id);
-      }
-      contents_->record_bytes += static_cast<int64_t>(record.payload.size());
-      contents_->records[record.session_id] = record;
-      return absl::OkStatus();
-    });
+    std::function<bool(const SessionRecord&)> before;
+    {
+      const std::lock_guard lock(late_mutex_);
+      before = before_put_;
+    }
+    if (before && !before(record)) {
+      const std::lock_guard lock(late_mutex_);
+      late_.emplace_back(record, expected_epoch);
+      return absl::UnavailableError("nothing was heard of the put");
+    }
+    return Put(record, expected_epoch);
   }
   absl::StatusOr<std::vector<std::string>> ListRecords() override {
     return Call([&]() -> absl::StatusOr<std::vector<std::string>> {
@@ -142,6 +156,33 @@ class MemoryStore final : public SessionStore {
   }
 
  private:
+  absl::Status Put(const SessionRecord& record, uint64_t expected_epoch) {
+    return Call([&]() -> absl::Status {
+      const auto found = contents_->records.find(record.session_id);
+      if (found != contents_->records.end()) {
+        const SessionRecord& stored = found->second;
+        const bool expected = stored.deleted && expected_epoch == 0 ? record.epoch > stored.epoch
+                                                                    : stored.epoch == expected_epoch;
+        const bool claims = record.epoch > stored.epoch && !record.owner.empty() && record.revision > 0;
+        const bool older = !record.deleted && !stored.deleted && record.revision < stored.revision &&
+                           (record.epoch == stored.epoch || claims);
+        if (!expected || older || (stored.deleted && expected_epoch != 0)) {
+          return absl::AbortedError(absl::StrFormat("the record has epoch %d, owner %s, revision %d",
+                                                    stored.epoch, stored.owner, stored.revision));
+        }
+      } else if (expected_epoch != 0) {
+        return absl::AbortedError("there is no record");
+      }
+      for (const std::string& id : record.snapshots) {
+        if (contents_->snapshots.contains(id)) continue;
+        ++contents_->unbacked_records;
+        return absl::FailedPreconditionError("the record names a snapshot that is not there: " + id);
+      }
+      contents_->record_bytes += static_cast<int64_t>(record.payload.size());
+      contents_->records[record.session_id] = record;
+      return absl::OkStatus();
+    });
+  }
   template <typename Effect>
   auto Call(const Effect& effect) -> decltype(effect()) {
     if (const int us = delay_us; us > 0) std::this_thread::sleep_for(std::chrono::microseconds(us));
@@ -162,6 +203,9 @@ class MemoryStore final : public SessionStore {
 
   const std::shared_ptr<MemoryStoreContents> contents_;
   const bool shared_;
+  std::mutex late_mutex_;  // guards what follows
+  std::function<bool(const SessionRecord&)> before_put_;
+  std::vector<std::pair<SessionRecord, uint64_t>> late_;
   std::mutex random_mutex_;
   std::mt19937 random_{7};
 };

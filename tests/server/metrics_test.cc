@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 namespace efla {
 namespace {
@@ -66,6 +67,44 @@ TEST_F(MetricsTest, ARefusalIsCountedOnce) {
   EXPECT_TRUE(Has(R"(efla_requests_rejected_total{model="demo",reason="queue_full"} 1)"));
 }
 
+TEST_F(MetricsTest, RefusalsAreToldApartByWhoseFaultTheyAre) {
+  metrics_.OnRefused(Rejection::kError, /*reached_engine=*/false, 0.001);
+  EXPECT_TRUE(Has(R"(efla_requests_total{model="demo",outcome="error"} 1)"));
+  EXPECT_TRUE(Has(R"(efla_request_duration_seconds_count{model="demo",outcome_class="server"} 1)"));
+  metrics_.OnRefused(Rejection::kAuth, /*reached_engine=*/false, 0.001);
+  EXPECT_TRUE(Has(R"(efla_request_duration_seconds_count{model="demo",outcome_class="client"} 1)"));
+  metrics_.OnRefused(Rejection::kSessionLimit, /*reached_engine=*/false, 0.001);
+  metrics_.OnRefused(Rejection::kLimit, /*reached_engine=*/false, 0.001);
+  EXPECT_TRUE(Has(R"(efla_requests_total{model="demo",outcome="rejected"} 3)"));
+  for (const char* reason : {"error", "auth", "session_limit", "tenant_limit"}) {
+    EXPECT_TRUE(Has("efla_requests_rejected_total{model=\"demo\",reason=\"" + std::string(reason) + "\"} 1"))
+        << reason;
+  }
+  EXPECT_TRUE(Has(R"(efla_requests_rejected_total{model="demo",reason="invalid"} 0)"));
+  EXPECT_TRUE(Has(R"(efla_requests_rejected_total{model="demo",reason="queue_full"} 0)"));
+}
+
+TEST_F(MetricsTest, TenantsAreReadAtEachScrape) {
+  TenantUse use("acme");
+  metrics_.SetTenants([&] { return std::vector<TenantUse::Stats>{use.stats()}; });
+  EXPECT_TRUE(Has(R"(efla_tenant_calls_total{model="demo",tenant="acme"} 0)"));
+  const Clock::time_point now{};
+  use.SetLimits({.max_concurrent = 1}, now);
+  EXPECT_FALSE(use.AdmitCall(now));
+  EXPECT_FALSE(use.BeginWork(now));
+  EXPECT_FALSE(use.Queue(20, now));
+  use.Draw(5, now);
+  EXPECT_TRUE(use.BeginWork(now));
+  EXPECT_TRUE(Has(R"(efla_tenant_calls_total{model="demo",tenant="acme"} 1)"));
+  EXPECT_TRUE(Has(R"(efla_tenant_tokens_total{model="demo",tenant="acme"} 25)"));
+  EXPECT_TRUE(Has(R"(efla_tenant_requests_running{model="demo",tenant="acme"} 1)"));
+  EXPECT_TRUE(Has(R"(efla_tenant_requests_waiting{model="demo",tenant="acme"} 1)"));
+  EXPECT_TRUE(Has(R"(efla_tenant_refusals_total{limit="concurrent",model="demo",tenant="acme"} 1)"));
+  EXPECT_TRUE(Has(R"(efla_tenant_refusals_total{limit="tokens",model="demo",tenant="acme"} 0)"));
+  metrics_.SetTenants(nullptr);
+  EXPECT_TRUE(Has(R"(efla_tenant_calls_total{model="demo",tenant="acme"} 1)")) << "what was counted stays";
+}
+
 TEST_F(MetricsTest, StepsAreToldApartByWhatTheyHold) {
   metrics_.OnStep(
       {.decode_rows = 3, .prefill_tokens = 0, .sample_rows = 3, .seconds = 0.5, .host_seconds = 0.25});
@@ -80,9 +119,10 @@ TEST_F(MetricsTest, StepsAreToldApartByWhatTheyHold) {
 TEST_F(MetricsTest, OpenCallsGoUpAndDown) {
   metrics_.OnCallStarted(RpcMethod::kGenerate);
   EXPECT_TRUE(Has(R"(efla_grpc_streams_active{method="Generate",model="demo"} 1)"));
-  metrics_.OnCallEnded(RpcMethod::kGenerate, 1);
+  metrics_.OnCallEnded(RpcMethod::kGenerate, 1, 0.25);
   EXPECT_TRUE(Has(R"(efla_grpc_streams_active{method="Generate",model="demo"} 0)"));
   EXPECT_TRUE(Has(R"(efla_grpc_calls_handled_total{code="CANCELLED",method="Generate",model="demo"} 1)"));
+  EXPECT_TRUE(Has(R"(efla_grpc_call_seconds_sum{method="Generate",model="demo"} 0.25)"));
 }
 
 }  // namespace

@@ -45,11 +45,16 @@ TEST(OptionsTest, DirectoryNamesTheModel) {
 TEST(OptionsTest, TypedValues) {
   const Options options =
       Good({"--checkpoint=c", "--listen=[::1]:0", "--admin=127.0.0.1:1", "--drain-timeout=1.5",
+            "--drain-delay=0.25", "--max-connection-age=0", "--keepalive-time=2", "--admin-generate",
             "--model-type=gated_efla", "--log-format=json", "--max-message-mib=3", "--debug-poison"});
   EXPECT_EQ(options.listen.host, "::1");
   EXPECT_EQ(options.listen.ToString(), "[::1]:0");
   EXPECT_EQ(options.admin.port, 1);
   EXPECT_EQ(options.drain_timeout.count(), 1500);
+  EXPECT_EQ(options.drain_delay.count(), 250);
+  EXPECT_EQ(options.max_connection_age.count(), 0);
+  EXPECT_EQ(options.keepalive_time.count(), 2000);
+  EXPECT_TRUE(options.admin_generate);
   EXPECT_EQ(options.model_type, ModelType::kGatedEfla);
   EXPECT_EQ(options.log_format, LogFormat::kJson);
   EXPECT_EQ(options.max_message_bytes, 3 << 20);
@@ -68,7 +73,17 @@ TEST(OptionsTest, FileBeatsEnvironmentAndFlagBeatsFile) {
   EXPECT_EQ(Good({"--config", file.c_str(), "--max-queue=9"}).max_queue, 9);
   EXPECT_EQ(Good({"--checkpoint=c"}).max_queue, 5);
   std::ofstream(file) << "max-qeue = 7\n";
-  EXPECT_NE(Refusal({"--config", file.c_str(), "--checkpoint=c"}).find("max-qeue"), std::string::npos);
+  EXPECT_EQ(Refusal({"--config", file.c_str(), "--checkpoint=c"}),
+            "efla_server: " + file + ": has the key \"max-qeue\", which is not known; see --help\n");
+  std::ofstream(file) << "max-queue = 7\nfoo\n";
+  EXPECT_EQ(Refusal({"--config", file.c_str(), "--checkpoint=c"}),
+            "efla_server: " + file + ": has the key \"foo\", which is not known; see --help\n");
+  std::ofstream(file) << "[server]\nmax-queue = 7\n";
+  EXPECT_EQ(Refusal({"--config", file.c_str(), "--checkpoint=c"}),
+            "efla_server: " + file + ": has a section [server]; there are none\n");
+  std::ofstream(file) << "config = other.toml\n";
+  EXPECT_EQ(Refusal({"--config", file.c_str(), "--checkpoint=c"}),
+            "efla_server: " + file + ": has the key \"config\", which is for the command line only\n");
   unsetenv("EFLA_SERVER_MAX_QUEUE");
   unsetenv("EFLA_SERVER_MAX_RUNNING");
   std::filesystem::remove(file);
@@ -122,6 +137,34 @@ TEST(OptionsTest, BadSessionFlagsAreNamed) {
   EXPECT_NE(Refusal({"--checkpoint=c", "--advertise=here"}).find("--advertise"), std::string::npos);
   EXPECT_NE(Refusal({"--checkpoint=c", "--advertise=here:0"}).find("1 to 65535"), std::string::npos);
   EXPECT_NE(Refusal({"--checkpoint=c", "--session-ttl=0"}).find("--session-ttl"), std::string::npos);
+}
+
+TEST(OptionsTest, AnAdvertisedIpv6AddressNeedsNoBrackets) {
+  const auto advertised = [](const char* flag) { return Good({"--checkpoint=c", flag}).advertise; };
+  EXPECT_EQ(advertised("--advertise=10.0.0.7:50051"), "10.0.0.7:50051");
+  EXPECT_EQ(advertised("--advertise=fd00::1:50051"), "[fd00::1]:50051");
+  EXPECT_EQ(advertised("--advertise=[fd00::1]:50051"), "[fd00::1]:50051");
+  EXPECT_EQ(advertised("--advertise=1:2:3:4:5:6:7:8:9090"), "[1:2:3:4:5:6:7:8]:9090");
+  EXPECT_EQ(advertised("--advertise=::ffff:10.0.0.7:80"), "[::ffff:10.0.0.7]:80");
+  for (const char* bad : {"--advertise=fd00::1", "--advertise=a:b:1", "--advertise=fd00::1:65536",
+                          "--advertise=fd00::1:", "--advertise=1:2:3:4:5:6:7:8"}) {
+    EXPECT_NE(Refusal({"--checkpoint=c", bad}).find("HOST:PORT"), std::string::npos) << bad;
+  }
+  EXPECT_NE(Refusal({"--checkpoint=c", "--advertise=fd00::1:0"}).find("1 to 65535"), std::string::npos);
+}
+
+TEST(OptionsTest, RefusalsAreJsonWhereTheLogIs) {
+  const std::string line = Refusal({"--checkpoint=c", "--log-format=json", "--max-queue=0"});
+  EXPECT_EQ(line.find("{\"ts\":\""), 0u) << line;
+  EXPECT_NE(line.find("\"event\":\"bad_usage\",\"msg\":\"--max-queue"), std::string::npos) << line;
+  EXPECT_EQ(line.substr(line.size() - 2), "}\n") << line;
+  EXPECT_EQ(Refusal({"--checkpoint=c", "--nonsense", "--log-format", "json"}).find('{'), 0u);
+  EXPECT_EQ(Refusal({"--log-format=json", "--log-format=text", "--max-queue=0"}).find('{'),
+            std::string::npos);
+  setenv("EFLA_SERVER_LOG_FORMAT", "json", 1);
+  EXPECT_EQ(Refusal({"--checkpoint=c", "--max-queue=0"}).find('{'), 0u);
+  EXPECT_EQ(Refusal({"--log-format=text", "--max-queue=0"}).find('{'), std::string::npos);
+  unsetenv("EFLA_SERVER_LOG_FORMAT");
 }
 
 TEST(ListenAddressTest, RefusesWhatIsNotHostAndPort) {

@@ -99,6 +99,24 @@ TEST(PrefixHashTest, ABlockStandsForEverythingBeforeIt) {
 
 // ---- Finding ----
 
+TEST_F(PrefixCacheTest, MayCoverCountsWhatIsKeptAndWhatHasBeenAskedFor) {
+  MakePool(4);
+  PrefixCache cache(2);
+  const std::vector<TokenId> tokens = Tokens(400);
+  const std::vector<BlockHash> blocks = PrefixCache::Hash(tokens, "");
+  EXPECT_EQ(cache.MayCover(blocks), 0);
+  EXPECT_EQ(cache.MayCover({}), 0);
+  Keep(cache, blocks, 128);
+  EXPECT_EQ(cache.MayCover(blocks), 128);
+  EXPECT_EQ(cache.MayCover(PrefixCache::Hash(tokens, "another salt")), 0);
+  const auto branch = PrefixCache::Hash(Branch(tokens, 256, 7), "");
+  cache.Look(branch, /*use=*/true);
+  EXPECT_EQ(cache.MayCover(blocks), 256) << "the branch shares so much, and may leave its state";
+  EXPECT_EQ(cache.MayCover(branch), 384);
+  EXPECT_EQ(cache.stats().lookups, 1u) << "asking changes nothing";
+  EXPECT_EQ(PrefixCache(0).MayCover(blocks), 0);
+}
+
 TEST_F(PrefixCacheTest, TheDeepestPublishedStateIsFound) {
   MakePool(8);
   PrefixCache cache(8);

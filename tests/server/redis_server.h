@@ -90,6 +90,7 @@ class RedisServer {
     return address;
   }
   int port() const { return port_; }
+  std::string url() const { return "redis://127.0.0.1:" + std::to_string(port_); }
 
   // Returns when it accepts connections.
   void Start() {

@@ -239,6 +239,24 @@ TEST_F(RedisStoreTest, AnEvictedPieceIsDataLossAndAPutHealsIt) {
   EXPECT_EQ(store->GetSnapshot("x").status().code(), StatusCode::kDataLoss);
 }
 
+TEST_F(RedisStoreTest, ADamagedRecordCanBeDeletedAndMadeAnew) {
+  Start();
+  const auto store = Connect();
+  ASSERT_OK(store->PutSnapshot("x", BytesOf("x", 100)));
+  for (const char* field : {"epoch", "revision"}) {
+    ASSERT_OK(store->PutRecord(RecordOf(field, 3, 1, "a", {"x"}), 0));
+    Command({"HSET", std::string("efla:record:") + field, field, "7 or so"});
+    const absl::Status status = store->GetRecord(field).status();
+    EXPECT_EQ(status.code(), StatusCode::kDataLoss) << status;
+    EXPECT_NE(status.ToString().find(field), std::string::npos) << status;
+    EXPECT_EQ(store->PutRecord(RecordOf(field, 3, 2, "a", {"x"}), 3).code(), StatusCode::kAborted);
+    ASSERT_OK(store->PutRecord(TombstoneOf(field, 1), 0));
+    EXPECT_TRUE(store->GetRecord(field)->deleted);
+    EXPECT_EQ(Command({"HEXISTS", "efla:snapshot:x", std::string("r:") + field}).integer, 0);
+    ASSERT_OK(store->PutRecord(RecordOf(field, 2, 1, "b", {"x"}), 0));
+  }
+}
+
 TEST_F(RedisStoreTest, AFullServerIsResourceExhaustedAndStillTakesDeletions) {
   Start({"--maxmemory", "8mb", "--maxmemory-policy", "noeviction"});
   const auto store = Connect();
@@ -320,6 +338,51 @@ TEST_F(RedisStoreTest, AServerThatIsNotThereOpensTheBreakerUntilItComes) {
   std::this_thread::sleep_for(milliseconds(1050));
   ASSERT_OK(store->Ping());
   EXPECT_EQ(store->stats().breaker, RedisStore::Breaker::kClosed);
+}
+
+TEST_F(RedisStoreTest, AServerThatLoadsItsDataIsWaitedFor) {
+  // 3 ms for each key that it loads, and an answer between any two.
+  Start({"--key-load-delay", "3000", "--loading-process-events-interval-bytes", "1024"});
+  const std::string value(2000, 'x');
+  for (int i = 0; i < 500; ++i) Command({"SET", absl::StrFormat("key%d", i), value});
+  Command({"SAVE"});
+  direct_.reset();
+  server_->Kill();
+  server_->Start();
+  const auto store = Connect();
+  int waits = 0;
+  const absl::Status loading = store->PingLoaded(milliseconds(0), [&] { ++waits; });
+  EXPECT_EQ(loading.code(), StatusCode::kUnavailable);
+  EXPECT_NE(loading.ToString().find("LOADING"), std::string::npos) << loading;
+  EXPECT_EQ(waits, 0) << "no patience";
+  ASSERT_OK(store->PingLoaded(std::chrono::seconds(60), [&] { ++waits; }));
+  EXPECT_EQ(waits, 1);
+  EXPECT_EQ(store->stats().failures, 0u);
+  ASSERT_OK(store->PingLoaded(milliseconds(0), [&] { ++waits; }));
+  EXPECT_EQ(waits, 1);
+}
+
+TEST_F(RedisStoreTest, AServerThatIsNotThereIsNotWaitedFor) {
+  Start();
+  server_->Kill();
+  const auto begin = SteadyClock::now();
+  const absl::Status status =
+      Connect()->PingLoaded(std::chrono::seconds(60), [] { ADD_FAILURE() << "waits"; });
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status;
+  EXPECT_LT(SteadyClock::now() - begin, std::chrono::seconds(10));
+}
+
+TEST_F(RedisStoreTest, TellsWhatAFullServerForgets) {
+  Start({"--maxmemory-policy", "allkeys-lru", "--user", "app", "on", ">secret", "~efla:*", "+ping"});
+  EXPECT_EQ(*Connect()->MaxMemoryPolicy(), "allkeys-lru");
+  Command({"CONFIG", "SET", "maxmemory-policy", "noeviction"});
+  EXPECT_EQ(*Connect()->MaxMemoryPolicy(), "noeviction");
+  RedisAddress address = server_->address();
+  address.user = "app";
+  address.password = "secret";
+  const auto store = Connect(address);
+  ASSERT_OK(store->Ping());
+  EXPECT_EQ(store->MaxMemoryPolicy().status().code(), StatusCode::kPermissionDenied);
 }
 
 TEST_F(RedisStoreTest, ConnectionsThatARestartHasEndedAreReplacedUnseen) {
@@ -539,6 +602,13 @@ TEST_F(RedisStoreTest, KilledAtAnyMomentNothingAcknowledgedIsLost) {
     server_->Start();
   }
   std::this_thread::sleep_for(milliseconds(300));
+  for (int i = 0; i < 600; ++i) {  // a busy machine takes longer until each has had its first
+    {
+      const std::lock_guard lock(mutex);
+      if (acknowledged.size() == 4) break;
+    }
+    std::this_thread::sleep_for(milliseconds(50));
+  }
   done = true;
   for (std::thread& thread : threads) thread.join();
   ASSERT_EQ(other_errors, 0);

@@ -1,9 +1,13 @@
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "google/rpc/error_details.pb.h"
 #include "server/rpc/request_validation.h"
@@ -93,7 +97,9 @@ TEST_F(RequestValidationTest, NeedsExactlyOnePrompt) {
   request_.mutable_token_ids()->Clear();
   ExpectInvalid("token_ids", "is empty");
   request_.clear_token_ids();
-  ExpectInvalid("text", "both absent");
+  ExpectInvalid("text", "is absent, and so are token_ids and chat; exactly one is needed");
+  const absl::Status score = ToScoringRequest(v1::ScoreRequest(), model_).status();
+  EXPECT_EQ(score.message(), "text and token_ids are both absent; exactly one is needed");
 }
 
 TEST_F(RequestValidationTest, RefusesIdsOutsideTheVocabulary) {
@@ -129,6 +135,85 @@ TEST_F(RequestValidationTest, RefusesSamplingValuesOutOfRangeAndNan) {
   }
 }
 
+TEST_F(RequestValidationTest, EverySamplingFieldReachesTheEngine) {
+  v1::SamplingParams& sampling = *request_.mutable_sampling();
+  sampling.set_typical_p(0.25f);
+  sampling.set_repetition_penalty(1.5f);
+  sampling.set_presence_penalty(-0.5f);
+  sampling.set_frequency_penalty(0.75f);
+  sampling.set_penalty_window(77);
+  sampling.set_no_repeat_ngram_size(3);
+  (*sampling.mutable_logit_bias())[12] = -7.5f;
+  (*sampling.mutable_logit_bias())[4] = 2;
+  for (uint32_t id : {5u, 3u}) sampling.add_allowed_token_ids(id);
+  sampling.add_banned_token_ids(9);
+  request_.mutable_stopping()->set_min_tokens(6);
+  request_.mutable_stopping()->set_max_tokens(6);
+  const auto converted = Convert();
+  ASSERT_TRUE(converted.ok()) << converted.status();
+  const SamplingParams& params = converted->generation.sampling;
+  EXPECT_EQ(params.typical_p, 0.25f);
+  EXPECT_EQ(params.repetition_penalty, 1.5f);
+  EXPECT_EQ(params.presence_penalty, -0.5f);
+  EXPECT_EQ(params.frequency_penalty, 0.75f);
+  EXPECT_EQ(params.penalty_window, 77);
+  EXPECT_EQ(params.no_repeat_ngram_size, 3);
+  EXPECT_EQ(params.logit_bias, (std::vector<std::pair<TokenId, float>>{{4, 2.0f}, {12, -7.5f}}));
+  EXPECT_EQ(params.allowed_token_ids, (std::vector<TokenId>{5, 3}));
+  EXPECT_EQ(params.banned_token_ids, (std::vector<TokenId>{9}));
+  EXPECT_EQ(converted->generation.stopping.min_tokens, 6);
+}
+
+TEST_F(RequestValidationTest, RefusesPenaltiesAndListsOutOfRange) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  v1::SamplingParams& sampling = *request_.mutable_sampling();
+  const auto check = [&](const std::string& field, const std::string& words) {
+    ExpectInvalid("sampling." + field, words);
+    sampling.Clear();
+  };
+  for (const float bad : {0.0f, 1e-40f, 0.0099f, 10.5f, kNan}) {
+    sampling.set_repetition_penalty(bad);
+    check("repetition_penalty", "must be in [0.01, 10]");
+  }
+  for (const float bad : {-2.5f, 2.5f, kNan}) {
+    sampling.set_presence_penalty(bad);
+    check("presence_penalty", "must be in [-2, 2]");
+    sampling.set_frequency_penalty(bad);
+    check("frequency_penalty", "must be in [-2, 2]");
+  }
+  for (const float bad : {0.0f, 1.5f, kNan}) {
+    sampling.set_typical_p(bad);
+    check("typical_p", "must be in (0, 1]");
+  }
+  sampling.set_penalty_window(0);
+  check("penalty_window", "is 0");
+  for (const uint32_t bad : {uint32_t{kMaxPenaltyWindow} + 1, ~uint32_t{0}}) {
+    sampling.set_penalty_window(bad);
+    check("penalty_window", "is " + std::to_string(bad) + "; the limit is 4096");
+    sampling.set_no_repeat_ngram_size(bad);
+    check("no_repeat_ngram_size", "is " + std::to_string(bad) + "; the limit is 64");
+  }
+  (*sampling.mutable_logit_bias())[5] = kNan;
+  check("logit_bias", "of id 5");
+  (*sampling.mutable_logit_bias())[5] = 101;
+  check("logit_bias", "of id 5 is 101; it must be in [-100, 100]");
+  for (const uint32_t bad : {static_cast<uint32_t>(config_.vocab_size), uint32_t{1} << 31, ~uint32_t{0}}) {
+    (*sampling.mutable_logit_bias())[bad] = 1;
+    check("logit_bias", "has id " + std::to_string(bad));
+    sampling.add_allowed_token_ids(1);
+    sampling.add_allowed_token_ids(bad);
+    check("allowed_token_ids[1]", "is " + std::to_string(bad));
+    sampling.add_banned_token_ids(bad);
+    check("banned_token_ids[0]", "is " + std::to_string(bad));
+  }
+  sampling.add_allowed_token_ids(7);
+  sampling.add_banned_token_ids(7);
+  check("allowed_token_ids", "nothing is left to draw");
+  request_.mutable_stopping()->set_max_tokens(3);
+  request_.mutable_stopping()->set_min_tokens(4);
+  ExpectInvalid("stopping.min_tokens", "is 4; it must be 0 to max_tokens, 3");
+}
+
 TEST_F(RequestValidationTest, HugeTopKCutsNothing) {
   request_.mutable_sampling()->set_top_k(~uint32_t{0});
   const auto converted = Convert();
@@ -137,19 +222,33 @@ TEST_F(RequestValidationTest, HugeTopKCutsNothing) {
 }
 
 TEST_F(RequestValidationTest, DefaultsComeFromTheCheckpointAndZerosAreKept) {
-  model_.defaults = {.temperature = 0.5f, .top_p = 0.9f, .min_p = 0.1f, .top_k = 40, .max_tokens = 12};
+  model_.defaults = {.temperature = 0.5f,
+                     .top_p = 0.9f,
+                     .min_p = 0.1f,
+                     .typical_p = 0.7f,
+                     .repetition_penalty = 1.2f,
+                     .top_k = 40,
+                     .no_repeat_ngram_size = 3,
+                     .max_tokens = 12};
   auto converted = Convert();
   ASSERT_TRUE(converted.ok()) << converted.status();
   EXPECT_EQ(converted->generation.sampling.temperature, 0.5f);
   EXPECT_EQ(converted->generation.sampling.top_k, 40);
+  EXPECT_EQ(converted->generation.sampling.typical_p, 0.7f);
+  EXPECT_EQ(converted->generation.sampling.repetition_penalty, 1.2f);
+  EXPECT_EQ(converted->generation.sampling.no_repeat_ngram_size, 3);
   EXPECT_EQ(converted->generation.stopping.max_tokens, 12);
   request_.mutable_sampling()->set_temperature(0);
   request_.mutable_sampling()->set_top_k(0);
+  request_.mutable_sampling()->set_repetition_penalty(1);
+  request_.mutable_sampling()->set_no_repeat_ngram_size(0);
   request_.mutable_stopping()->set_max_tokens(0);
   converted = Convert();
   ASSERT_TRUE(converted.ok()) << converted.status();
   EXPECT_EQ(converted->generation.sampling.temperature, 0);
   EXPECT_EQ(converted->generation.sampling.top_k, 0);
+  EXPECT_EQ(converted->generation.sampling.repetition_penalty, 1.0f);
+  EXPECT_EQ(converted->generation.sampling.no_repeat_ngram_size, 0);
   EXPECT_EQ(converted->generation.stopping.max_tokens, 0);
 }
 
@@ -366,6 +465,165 @@ TEST_F(RequestValidationTest, ASessionMayBeMadeEmpty) {
   request.clear_ttl_ms();
   request.set_session_id("no good");
   EXPECT_EQ(FieldOf(ToCreateRequest(request, model_).status()), "session_id");
+}
+
+TEST_F(RequestValidationTest, SamplesAreBranchesWithSeedsOfTheirOwn) {
+  request_.mutable_sampling()->set_seed(std::numeric_limits<uint64_t>::max());
+  EXPECT_TRUE(Convert()->branches.empty()) << "one, when nothing is said";
+  request_.set_samples(1);
+  EXPECT_TRUE(Convert()->branches.empty());
+  request_.set_samples(3);
+  const auto converted = Convert();
+  ASSERT_TRUE(converted.ok()) << converted.status();
+  ASSERT_EQ(converted->branches.size(), 3u);
+  EXPECT_EQ(converted->branches[0].seed, std::numeric_limits<uint64_t>::max());
+  EXPECT_EQ(converted->branches[1].seed, 0u);
+  EXPECT_EQ(converted->branches[2].seed, 1u);
+  request_.set_samples(0);
+  ExpectInvalid("samples", "is 0; it must be 1 to 64");
+  request_.set_samples(65);
+  ExpectInvalid("samples", "asks for 65; the limit is 64");
+  request_.set_samples(std::numeric_limits<uint32_t>::max());
+  ExpectInvalid("samples", "the limit is 64");
+  model_.limits.max_queue = 16;
+  request_.set_samples(17);
+  ExpectInvalid("samples", "asks for 17; the queue of this server holds 16");
+  request_.set_samples(2);
+  request_.mutable_session()->set_session_id("s");
+  ExpectInvalid("samples", "is 2 and a session is given");
+}
+
+TEST_F(RequestValidationTest, AnEchoIsOfThePromptAndBounded) {
+  request_.mutable_output()->set_echo(true);
+  const auto converted = Convert();
+  ASSERT_TRUE(converted.ok()) << converted.status();
+  EXPECT_EQ(converted->generation.echo_tokens, std::ssize(converted->generation.prompt));
+  model_.limits.max_prompt_tokens = 1 << 20;
+  request_.clear_text();
+  for (int i = 0; i < kMaxEchoTokens; ++i) request_.mutable_token_ids()->add_ids(5);
+  EXPECT_TRUE(Convert().ok());
+  request_.mutable_token_ids()->add_ids(5);
+  ExpectInvalid("output.echo", "the prompt has 32769 tokens; the limit with it is 32768");
+
+  request_.clear_token_ids();
+  request_.set_text("go on");
+  request_.mutable_session()->set_session_id("s");
+  const auto turn = Convert();
+  ASSERT_TRUE(turn.ok()) << turn.status();
+  EXPECT_TRUE(turn->turn->echoes);
+  EXPECT_EQ(turn->generation.echo_tokens, 0) << "which prompt it is will be known with the session";
+  request_.mutable_stopping()->set_max_tokens(0);
+  ExpectInvalid("output.echo", "a session's turn with max_tokens 0 has no output");
+}
+
+TEST_F(RequestValidationTest, AWholeReplyHoldsAllSamplesAndTheEcho) {
+  model_.limits.max_reply_bytes = 21 * 1000;  // a thousand tokens of 5 + 16 bytes
+  request_.clear_text();
+  for (int i = 0; i < 100; ++i) request_.mutable_token_ids()->add_ids(5);
+  request_.mutable_stopping()->set_max_tokens(500);
+  EXPECT_TRUE(Convert(ReplyKind::kWhole).ok());
+  request_.set_samples(2);
+  EXPECT_TRUE(Convert(ReplyKind::kWhole).ok());
+  request_.mutable_output()->set_echo(true);
+  const absl::Status status = Convert(ReplyKind::kWhole).status();
+  EXPECT_EQ(FieldOf(status), "stopping.max_tokens") << status;
+  EXPECT_TRUE(Convert(ReplyKind::kStream).ok());
+}
+
+TEST_F(RequestValidationTest, AWholeReplyHoldsTheEchoOfASessionsTurn) {
+  model_.limits.max_reply_bytes = 21 * 1000;
+  request_.clear_text();
+  for (int i = 0; i < 100; ++i) request_.mutable_token_ids()->add_ids(5);
+  request_.mutable_session()->set_session_id("chat");
+  request_.mutable_stopping()->set_max_tokens(901);
+  EXPECT_TRUE(Convert(ReplyKind::kWhole).ok());
+  request_.mutable_output()->set_echo(true);
+  const absl::Status status = Convert(ReplyKind::kWhole).status();
+  EXPECT_EQ(FieldOf(status), "stopping.max_tokens") << status;
+  EXPECT_NE(status.message().find("asks for 1001 tokens in one reply; with top_logprobs 0 the limit is 1000"),
+            absl::string_view::npos)
+      << status;
+  EXPECT_TRUE(Convert(ReplyKind::kStream).ok());
+  request_.mutable_stopping()->set_max_tokens(900);
+  EXPECT_TRUE(Convert(ReplyKind::kWhole).ok());
+}
+
+TEST_F(RequestValidationTest, ContinuationsAreBranchesAndAreNamedInErrors) {
+  v1::ScoreRequest score;
+  score.set_text("Once upon a");
+  score.add_continuations()->set_text(" time");
+  score.add_continuations()->mutable_token_ids()->add_ids(7);
+  const auto converted = ToScoringRequest(score, model_);
+  ASSERT_TRUE(converted.ok()) << converted.status();
+  ASSERT_EQ(converted->branches.size(), 2u);
+  EXPECT_EQ(converted->branches[0].continuation, *tokenizer_->EncodeContinuation(" time", false));
+  EXPECT_EQ(converted->branches[1].continuation, std::vector<TokenId>{7});
+  EXPECT_TRUE(converted->generation.prompt_logprobs);
+  EXPECT_TRUE(converted->generation.use_prefix_cache);
+
+  const auto expect_invalid = [&](const v1::ScoreRequest& bad, const std::string& field,
+                                  const std::string& words) {
+    const absl::Status status = ToScoringRequest(bad, model_).status();
+    EXPECT_EQ(FieldOf(status), field) << status;
+    EXPECT_NE(std::string(status.message()).find(words), std::string::npos) << status;
+  };
+  v1::ScoreRequest bad = score;
+  for (uint32_t id : {1u, 2u, 4096u}) bad.add_continuations()->mutable_token_ids()->add_ids(id);
+  expect_invalid(bad, "continuations[4].token_ids.ids[0]", "is 4096");
+  bad = score;
+  bad.add_continuations();
+  expect_invalid(bad, "continuations[2]", "neither text nor token_ids");
+  bad = score;
+  bad.add_continuations()->set_text("");
+  expect_invalid(bad, "continuations[2]", "is empty");
+  bad = score;
+  while (bad.continuations_size() <= kMaxContinuations) bad.add_continuations()->set_text("a");
+  expect_invalid(bad, "continuations", "asks for 257; the limit is 256");
+  bad = score;
+  for (int i = 0; i < 1000; ++i) bad.mutable_continuations(1)->mutable_token_ids()->add_ids(3);
+  expect_invalid(bad, "continuations[1]", "the limit is 1000");
+  bad = score;
+  bad.clear_continuations();
+  bad.set_use_prefix_cache(true);
+  expect_invalid(bad, "use_prefix_cache", "there are no continuations");
+  bad.clear_use_prefix_cache();
+  bad.set_cache_salt("salt");
+  expect_invalid(bad, "cache_salt", "there are no continuations");
+}
+
+TEST_F(RequestValidationTest, ATextWithoutASpaceHasALimit) {
+  model_.limits.max_prompt_tokens = 1 << 24;
+  request_.set_text("Once " + std::string(kMaxStretchBytes, 'a'));
+  ExpectInvalid("text", "of 1048581 bytes cannot be tokenised: 1048581 bytes have no place to split them");
+  ExpectInvalid("text", "the limit is 1048576");
+  request_.mutable_session()->set_session_id("s");
+  ExpectInvalid("text", "the limit is 1048576");
+}
+
+TEST_F(RequestValidationTest, ATextThatIsTooLongCostsNothing) {
+  model_.limits.max_prompt_tokens = 1000;
+  // Too long for its bytes alone: not even one space is there to cut it at.
+  request_.set_text(std::string(64 << 20, 'x'));
+  auto begin = std::chrono::steady_clock::now();
+  ExpectInvalid("text", "of 67108864 bytes has at least");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(2));
+  // Too long for its tokens: found where it is cut.
+  std::string text;
+  while (text.size() < 15'000) text += "a b c d e ";
+  request_.set_text(text);
+  ExpectInvalid("text", "tokens; the limit is 1000");
+}
+
+TEST_F(RequestValidationTest, ALongTextIsGivenUpWhenNobodyWantsItAnyMore) {
+  model_.limits.max_prompt_tokens = 1 << 20;
+  std::string text;
+  while (text.size() < (1 << 20)) text += "the little dog ran ";
+  request_.set_text(text);
+  int asked = 0;
+  const auto wanted = [&] { return ++asked < 3 ? absl::OkStatus() : absl::DeadlineExceededError("passed"); };
+  const absl::Status status = ToGenerationRequest(request_, model_, ReplyKind::kStream, wanted).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+  EXPECT_EQ(asked, 3);
 }
 
 }  // namespace

@@ -39,6 +39,26 @@ TEST(StatusTest, InvalidFieldNamesItsPath) {
   EXPECT_EQ(bad_request.field_violations(0).description(), "is 9000; the limit is 4096");
 }
 
+// Whatever a client has sent that a message repeats: more than its 8 KiB of trailers would cost it the code.
+TEST(StatusTest, LongMessagesAreCutAtACharacter) {
+  std::string field = "constraint.grammar", text;
+  for (int i = 0; i < 5000; ++i) text += "\u20ac";
+  for (const absl::Status& status :
+       {absl::NotFoundError(text), absl::NotFoundError("x" + text), InvalidField(field, text),
+        InvalidField(text, text), WithReason(InvalidField(field, "xy" + text), "TOO_LONG")}) {
+    const grpc::Status sent = ToGrpcStatus(status);
+    EXPECT_EQ(sent.error_code(), static_cast<grpc::StatusCode>(status.code()));
+    EXPECT_LE(sent.error_message().size() * 3 + sent.error_details().size() * 4 / 3, size_t{8} << 10);
+    EXPECT_GT(sent.error_message().size(), 1000u);
+    ASSERT_TRUE(sent.error_message().ends_with("\u20ac..."));
+    if (!sent.error_details().empty()) {
+      EXPECT_EQ(DetailsOf(sent).message(), sent.error_message());
+    }
+  }
+  const std::string whole(1024, 'm');
+  EXPECT_EQ(ToGrpcStatus(absl::NotFoundError(whole)).error_message(), whole);
+}
+
 TEST(StatusTest, RetryInfoIsAlsoATrailer) {
   const absl::Status refused = WithRetry(
       WithReason(absl::ResourceExhaustedError("the queue is full"), "QUEUE_FULL"), milliseconds(2500));

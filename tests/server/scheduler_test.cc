@@ -13,6 +13,7 @@ namespace efla {
 namespace {
 
 using Phase = Sequence::Phase;
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 const Clock::time_point kStart{seconds(1000)};
@@ -25,7 +26,7 @@ struct Table {
     Sequence& sequence = sequences.emplace_back();
     sequence.prompt_tokens = prompt_tokens;
     sequence.scores_prompt = scores;
-    sequence.draws = draws;
+    sequence.first_rows = draws ? 1 : 0;
     sequence.submitted = kStart;
     EXPECT_TRUE(scheduler.Enqueue(sequence).ok());
     return sequence;
@@ -35,10 +36,30 @@ struct Table {
     Sequence& sequence = sequences.emplace_back();
     sequence.has_pending = true;
     sequence.prompt_tokens = prompt_tokens;
-    sequence.draws = draws;
+    sequence.first_rows = draws ? 1 : 0;
     sequence.submitted = kStart;
     EXPECT_TRUE(scheduler.Enqueue(sequence).ok());
     return sequence;
+  }
+  Sequence& QueueAt(Clock::time_point submitted, int priority, int64_t prompt_tokens = 1) {
+    Sequence& sequence = sequences.emplace_back();
+    sequence.prompt_tokens = prompt_tokens;
+    sequence.priority = priority;
+    sequence.submitted = submitted;
+    EXPECT_TRUE(scheduler.Enqueue(sequence).ok());
+    return sequence;
+  }
+  // The order in which they leave the queue, each gone before the next.
+  std::vector<int> AdmitOneByOne() {
+    std::vector<int> order;
+    std::vector<Sequence*> admitted;
+    while (scheduler.waiting() > 0) {
+      admitted.clear();
+      scheduler.Admit(1, admitted);
+      order.push_back(NameOf(admitted.front()));
+      scheduler.Remove(*admitted.front());
+    }
+    return order;
   }
   // A sequence that is decoding: its prompt of one token was in a step of its own.
   Sequence& Decoding() {
@@ -259,40 +280,13 @@ TEST(SchedulerTest, PendingSequencesMayBeRemovedAndExpire) {
   EXPECT_EQ(table.Next(), "d1");
 }
 
-TEST(SchedulerTest, PiecesEndAtTheSequencesOwnCuts) {
-  Table table(Small());
-  Sequence& sequence = table.Queue(600);
-  table.Admit();
-  sequence.cuts = {576, 320};  // in any order
-  EXPECT_EQ(table.Next(), "0:0+256");
-  EXPECT_EQ(table.Next(), "0:256+64");
-  EXPECT_EQ(table.Next(), "0:320+256");
-  EXPECT_EQ(table.plan.sample_rows, 0);
-  EXPECT_EQ(table.Next(), "0:576+24");
-  EXPECT_EQ(table.plan.sample_rows, 1);
-  EXPECT_EQ(table.Next(), "d0");
-}
-
-TEST(SchedulerTest, WhatACutLeavesGoesToTheOthers) {
-  Table table(Small());
-  Sequence& oldest = table.Queue(400);
-  table.Queue(400);
-  table.Admit();
-  oldest.cuts = {64, 0};
-  EXPECT_EQ(table.Next(), "0:0+64 1:0+192");
-  EXPECT_EQ(table.Next(), "0:64+128 1:192+128");
-}
-
 TEST(SchedulerTest, PromptGoesOnFromWhereItsOwnerSays) {
   Table table(Small());
   Sequence& sequence = table.Queue(600, /*scores=*/true);
   table.Admit();
   sequence.prompt_done = 448;
-  sequence.cuts = {512, 0};
-  EXPECT_EQ(table.Next(), "0:448+64");
-  EXPECT_EQ(table.plan.sample_rows, 64);
-  EXPECT_EQ(table.Next(), "0:512+88");
-  EXPECT_EQ(table.plan.sample_rows, 88);
+  EXPECT_EQ(table.Next(), "0:448+152");
+  EXPECT_EQ(table.plan.sample_rows, 152);
 }
 
 TEST(SchedulerTest, ScoredPromptNeedsARowForEveryTokenButTheLast) {
@@ -318,6 +312,22 @@ TEST(SchedulerTest, ScoredPromptShrinksToTheSampleRowsOnTheGrid) {
   EXPECT_EQ(table.Next(), "d0 1:128+128");
   EXPECT_EQ(table.Next(), "d0 1:256+44");
   EXPECT_EQ(table.plan.sample_rows, 1 + 43 + 1);
+}
+
+TEST(SchedulerTest, AnEndWithSeveralRowsWaitsUntilTheyFit) {
+  Table table({.max_batch_tokens = 512, .max_running = 8, .max_samples = 75});
+  table.Queue(70).first_rows = 64;
+  table.Queue(100).first_rows = 10;
+  table.Queue(20).first_rows = 0;
+  table.Admit();
+  EXPECT_EQ(table.Next(), "0:0+70 1:0+100 2:0+20");
+  EXPECT_EQ(table.plan.sample_rows, 74);
+  table.Queue(130).first_rows = 64;
+  table.Queue(64).first_rows = 12;
+  table.Admit();
+  const std::string step = table.Next();
+  EXPECT_NE(step.find("3:0+130"), std::string::npos) << step;
+  EXPECT_EQ(step.find("4:"), std::string::npos) << step << ": of 75 rows 3 decode and 64 are taken";
 }
 
 TEST(SchedulerTest, ScoredPromptLeavesRowsForTheOthers) {
@@ -375,6 +385,74 @@ TEST(SchedulerTest, AdmissionIsFirstComeFirstServedBySlotsAndPlaces) {
   table.Queue(5);
   EXPECT_EQ(table.Admit(), 1);  // max_running is 8
   EXPECT_EQ(table.scheduler.oldest_waiting(), &table.sequences[8]);
+}
+
+TEST(SchedulerTest, HigherPrioritiesLeaveTheQueueFirst) {
+  Table table({.max_batch_tokens = 256, .max_running = 1, .max_samples = 128});
+  for (const int priority : {0, -8, 3, 0, 8, 3}) table.QueueAt(kStart, priority);
+  EXPECT_EQ(table.AdmitOneByOne(), (std::vector<int>{4, 2, 5, 0, 3, 1}));
+  EXPECT_EQ(table.scheduler.oldest_waiting(), nullptr);
+}
+
+TEST(SchedulerTest, AWaitingRequestRisesALevelEveryFewSeconds) {
+  Table table({.max_batch_tokens = 256, .max_running = 1, .max_samples = 128});
+  table.QueueAt(kStart, 0);
+  table.QueueAt(kStart + kPriorityWorth - milliseconds(1), 1);  // overtakes it
+  table.QueueAt(kStart + kPriorityWorth + milliseconds(1), 1);  // comes too late to
+  EXPECT_EQ(table.scheduler.oldest_waiting(), &table.sequences[0]);
+  EXPECT_EQ(table.AdmitOneByOne(), (std::vector<int>{1, 0, 2}));
+}
+
+// Two requests of the highest priority come in the time that one takes, for ever.
+TEST(SchedulerTest, AStreamOfHighPrioritiesStarvesNobody) {
+  Table table({.max_batch_tokens = 256, .max_running = 1, .max_samples = 128, .max_queue = 1000});
+  Sequence& low = table.QueueAt(kStart, kLowestPriority);
+  Clock::time_point now = kStart;
+  int overtaken = 0;
+  while (low.phase == Phase::kWaiting) {
+    ASSERT_LT(overtaken, 1000);
+    for (int i = 0; i < 2; ++i) table.QueueAt(now, kHighestPriority);
+    table.Admit(1);
+    if (low.phase == Phase::kWaiting) ++overtaken;
+    for (Sequence& sequence : table.sequences) {
+      if (sequence.phase != Phase::kWaiting) table.scheduler.Remove(sequence);
+    }
+    now += seconds(1);
+  }
+  // Those that came within the time that the levels between them are worth, two a second.
+  EXPECT_EQ(overtaken, 2 * (kHighestPriority - kLowestPriority) * kPriorityWorth.count());
+}
+
+TEST(SchedulerTest, TokensAheadAreThoseThatLeaveTheQueueBefore) {
+  Table table({.max_batch_tokens = 256, .max_running = 1, .max_samples = 128, .max_queue = 10});
+  table.QueueAt(kStart, 0, 300);
+  table.QueueAt(kStart, 2, 50);
+  Sequence late;
+  late.prompt_tokens = 10;
+  late.submitted = kStart + seconds(1);
+  EXPECT_EQ(table.scheduler.TokensAhead(late), 350);
+  late.priority = 1;
+  EXPECT_EQ(table.scheduler.TokensAhead(late), 50);
+  late.priority = 8;
+  EXPECT_EQ(table.scheduler.TokensAhead(late), 0);
+}
+
+TEST(SchedulerTest, TokensAheadOfOneBeginningCountOnce) {
+  Table table({.max_batch_tokens = 256, .max_running = 1, .max_samples = 128, .max_queue = 10});
+  for (const int64_t tokens : {300, 500, 400}) {
+    Sequence& sequence = table.sequences.emplace_back();
+    sequence.prompt_tokens = tokens;
+    sequence.shared_beginning = 7;
+    ASSERT_TRUE(table.scheduler.Enqueue(sequence).ok());
+  }
+  table.QueueAt(kStart, 0, 20);
+  Sequence late;
+  late.prompt_tokens = 10;
+  late.submitted = kStart;
+  EXPECT_EQ(table.scheduler.TokensAhead(late), 520);
+  late.shared_beginning = 7;
+  late.prompt_tokens = 480;  // counts itself
+  EXPECT_EQ(table.scheduler.TokensAhead(late), 40);
 }
 
 TEST(SchedulerTest, AdmissibleIsWhatAdmitWouldAdmit) {
@@ -501,6 +579,55 @@ TEST(SchedulerTest, CaughtUpSequenceThatWaitsForAPlaceIsNotSlow) {
   EXPECT_EQ(parked.phase, Phase::kParked);
   table.scheduler.Remove(parked);
   EXPECT_EQ(table.scheduler.parked(), 0);
+}
+
+// ---- Sequences that are not ready ----
+
+TEST(SchedulerTest, ADecodingSequenceThatIsNotReadySitsOut) {
+  Table table(Small());
+  table.Decoding();
+  Sequence& late = table.Decoding();
+  table.Queue(600);
+  table.Admit();
+  late.ready = false;
+  EXPECT_EQ(table.Next(), "d0 2:0+192");
+  EXPECT_EQ(table.plan.sample_rows, 1);
+  late.ready = true;
+  EXPECT_EQ(table.Next(), "d0 d1 2:192+192");
+  late.ready = false;
+  table.scheduler.Remove(table.sequences[0]);
+  table.scheduler.Remove(table.sequences[2]);
+  EXPECT_EQ(table.Next(), "");
+  EXPECT_TRUE(table.plan.empty());
+}
+
+TEST(SchedulerTest, ThePromptOfOneThatIsNotReadyStopsBeforeItsLastPiece) {
+  for (const int64_t prompt : {1, 64, 65, 128, 300}) {
+    Table table(Small());
+    Sequence& late = table.Queue(prompt);
+    late.ready = false;
+    table.Queue(20);
+    table.Admit();
+    for (int step = 0; step < 4; ++step) table.Next();
+    EXPECT_EQ(late.prompt_done, (prompt - 1) / 64 * 64) << prompt;
+    EXPECT_EQ(late.phase, Phase::kPrefill);
+    EXPECT_EQ(table.Next(), "d1");
+    late.ready = true;
+    EXPECT_EQ(table.Next(),
+              absl::StrFormat("d1 0:%d+%d", (prompt - 1) / 64 * 64, prompt - (prompt - 1) / 64 * 64));
+    EXPECT_EQ(table.plan.sample_rows, 2);
+  }
+}
+
+TEST(SchedulerTest, APendingTokenIsFedBeforeTheSequenceIsReadyIfAPromptFollows) {
+  Table table(Small());
+  table.QueuePending(10).ready = false;
+  table.QueuePending(0).ready = false;
+  table.Admit();
+  EXPECT_EQ(table.Next(), "p0");
+  EXPECT_EQ(table.Next(), "");
+  for (Sequence& sequence : table.sequences) sequence.ready = true;
+  EXPECT_EQ(table.Next(), "d1 0:0+10");
 }
 
 }  // namespace

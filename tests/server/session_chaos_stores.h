@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -196,7 +197,10 @@ class CuttableStore final : public SessionStore {
   absl::Status PutSnapshot(const std::string& id, std::span<const std::byte> bytes) override {
     return cut_ ? OutOfReach() : store_->PutSnapshot(id, bytes);
   }
-  absl::StatusOr<std::vector<std::byte>> GetSnapshot(const std::string& id) override {
+  void SetSnapshotsInUse(std::function<bool(const std::string& id)> in_use) override {
+    store_->SetSnapshotsInUse(std::move(in_use));
+  }
+  absl::StatusOr<HostBuffer> GetSnapshot(const std::string& id) override {
     if (cut_) return OutOfReach();
     return store_->GetSnapshot(id);
   }
@@ -237,7 +241,8 @@ class RedisChaosStores final : public ChaosStores {
     RedisStoreOptions options;
     options.connect_timeout = options.command_timeout = std::chrono::milliseconds(200);
     options.breaker_open = std::chrono::milliseconds(50);
-    options.unnamed_grace = std::chrono::seconds(6);
+    // Longer than a server that is killed under load takes to come back, and writers to try again.
+    options.unnamed_grace = std::chrono::seconds(20);
     options.tombstone_ttl = std::chrono::minutes(1);
     absl::StatusOr<std::unique_ptr<RedisStore>> redis = RedisStore::Create(server_.address(), options);
     EXPECT_TRUE(redis.ok()) << redis.status();

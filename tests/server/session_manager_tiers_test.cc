@@ -103,6 +103,22 @@ TEST(SessionMoveTest, ATierThatIsNotThereIsRefused) {
   EXPECT_EQ(s.manager->Move("empty", SessionTier::kDevice).value().tier, SessionTier::kNone);
 }
 
+// Up to host memory too, from where a turn lifts it without the disk.
+TEST(SessionMoveTest, FromTheDiskToHostMemory) {
+  ScratchDirectory folder;
+  SessionRigOptions options;
+  options.disk = OpenDisk(folder);
+  SessionRig s(std::move(options));
+  ASSERT_TRUE(s.Generate("a", SomePrompt(70), 5).status.ok());
+  ASSERT_EQ(s.manager->Move("a", SessionTier::kDisk).value().tier, SessionTier::kDisk);
+  EXPECT_EQ(s.manager->Move("a", SessionTier::kHost).value().tier, SessionTier::kHost);
+  EXPECT_EQ(s.manager->stats().contexts_host, 1);
+  EXPECT_EQ(s.manager->stats().lifts_disk, 1u);
+  ASSERT_TRUE(s.Generate("a", SomePrompt(3), 5).status.ok());
+  EXPECT_EQ(s.manager->stats().lifts_disk, 1u);
+  EXPECT_EQ(s.manager->stats().lifts_host, 1u);
+}
+
 TEST(SessionIdleTest, WhatIsIdleSinks) {
   ScratchDirectory folder;
   SessionRigOptions options;
@@ -208,6 +224,26 @@ TEST(SessionRoomTest, WithoutAStoreKeptTurnsGoFirst) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_EQ(ReasonOf(refused), "SESSION_LIMIT");
   EXPECT_EQ(sessions, 6);
+  // Those that are there go on: the new head takes the old one's place, and there is no undo.
+  for (int i = 0; i < 12; ++i) {
+    const std::string id = i % 2 == 0 ? "a" : "b3";
+    const Turned turned = s.Generate(id, SomePrompt(10), 2);
+    ASSERT_TRUE(turned.status.ok()) << id << ": " << turned.status;
+    EXPECT_TRUE(turned.info.turns.empty());
+  }
+  // Not so where a mark stands on the old head: then both would stay.
+  ASSERT_TRUE(s.manager->Mark(To("a"), "m").ok());
+  EXPECT_EQ(ReasonOf(s.Generate("a", SomePrompt(10), 2).status), "SESSION_LIMIT");
+  // One that comes to nothing leaves the old head.
+  const uint64_t revision = s.Get("b3").revision;
+  {
+    absl::StatusOr<SessionManager::Begun> begun = s.manager->BeginTurn(To("b3"), OnCancel::kRollback, false);
+    ASSERT_TRUE(begun.ok());
+    GenerationRequest request = SessionRequest(2);
+    ASSERT_TRUE(begun->turn->Prepare(SomePrompt(10), true, request).value());
+  }
+  EXPECT_EQ(s.Get("b3").revision, revision);
+  EXPECT_TRUE(s.manager->Export("b3", "").ok());
   EXPECT_TRUE(s.manager->Export("a", "").ok());
   EXPECT_LE(s.manager->stats().host_bytes, 4 * 150'000);
   // Calls without a session still run.
@@ -299,7 +335,7 @@ TEST(SessionDurabilityTest, NoneIsWrittenByADrain) {
   options.disk = std::make_unique<MemoryStore>(contents, false);
   SessionRig s(std::move(options));
   ASSERT_TRUE(s.Generate(To("a", Durability::kNone), SomePrompt(10), 2).status.ok());
-  EXPECT_EQ(s.manager->Drain(seconds(30)), 0);
+  EXPECT_TRUE(s.manager->Drain(seconds(30)).empty());
   EXPECT_EQ(contents->Record("a").revision, 2u);
 }
 
@@ -397,11 +433,63 @@ TEST(SessionDurabilityTest, ALostSnapshotIsSaidSo) {
   const absl::Status damaged = s.Generate("a", SomePrompt(5), 5).status;
   EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss) << damaged;
   EXPECT_EQ(ReasonOf(damaged), "SNAPSHOT_DAMAGED");
+  EXPECT_TRUE(s.Get("a").damaged);
+  EXPECT_TRUE(s.manager->List("", "", 10).at(0).damaged);
+  const absl::Status forked = s.manager->Fork(To("a"), {"child"}, "").status();
+  EXPECT_EQ(forked.code(), absl::StatusCode::kDataLoss) << forked;
+  EXPECT_EQ(s.manager->Get("child").status().code(), absl::StatusCode::kNotFound);
+  // Nor does what needs no computing pretend.
+  EXPECT_EQ(s.Append("a", {5}).status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(s.manager->Mark(To("a"), "m").status().code(), absl::StatusCode::kDataLoss);
   // What does not stand on it can still be reached.
   ASSERT_TRUE(s.manager->Rewind(To("a"), "", std::nullopt).ok());
+  EXPECT_FALSE(s.Get("a").damaged);
   EXPECT_TRUE(s.Generate("a", SomePrompt(5), 5).status.ok());
   ASSERT_TRUE(Written(s));
   ASSERT_TRUE(s.manager->Delete(To("a")).ok());
+}
+
+TEST(SessionDurabilityTest, AMissingSnapshotIsKnownFromTheStart) {
+  auto contents = std::make_shared<MemoryStoreContents>();
+  {
+    SessionRigOptions options;
+    options.disk = std::make_unique<MemoryStore>(contents, false);
+    SessionRig s(std::move(options));
+    ASSERT_TRUE(s.Generate(To("a", Durability::kSync), SomePrompt(80), 5).status.ok());
+    ASSERT_TRUE(s.manager->Mark(To("a", Durability::kSync), "good").ok());
+    const std::string good = contents->Record("a").snapshots.at(0);
+    ASSERT_TRUE(s.Generate(To("a", Durability::kSync), SomePrompt(80), 5).status.ok());
+    ASSERT_TRUE(s.manager->Mark(To("a", Durability::kSync), "bad").ok());
+    ASSERT_TRUE(s.Generate(To("b", Durability::kSync), SomePrompt(80), 5).status.ok());
+    ASSERT_TRUE(s.Generate(To("c", Durability::kSync), SomePrompt(80), 5).status.ok());
+    const std::string of_b = contents->Record("b").snapshots.at(0);
+    const std::string of_c = contents->Record("c").snapshots.at(0);
+    EXPECT_TRUE(s.manager->Drain(seconds(30)).empty());
+    const std::lock_guard lock(contents->mutex);
+    std::erase_if(contents->snapshots, [&](const auto& snapshot) {
+      return snapshot.first != good && snapshot.first != of_b && snapshot.first != of_c;
+    });
+    contents->snapshots.at(of_c)[1000] ^= std::byte{1};
+  }
+  SessionRigOptions options;
+  options.disk = std::make_unique<MemoryStore>(contents, false);
+  SessionRig s(std::move(options));
+  EXPECT_TRUE(s.Get("a").damaged);
+  EXPECT_EQ(s.Get("a").tier, SessionTier::kNone);
+  EXPECT_FALSE(s.Get("b").damaged);
+  EXPECT_EQ(s.Get("b").tier, SessionTier::kDisk);
+  EXPECT_EQ(s.manager->Fork(To("b"), {"child"}, "").value().at(0).tier, SessionTier::kDisk);
+  // One that is there and damaged is found out when it is read: children of it are not made.
+  EXPECT_FALSE(s.Get("c").damaged);
+  EXPECT_EQ(s.manager->Fork(To("c"), {"other"}, "").status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(s.Get("c").damaged);
+  EXPECT_EQ(s.manager->Get("other").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(s.manager->Rewind(To("a"), "bad", std::nullopt).status().code(), absl::StatusCode::kDataLoss);
+  ASSERT_TRUE(s.manager->Rewind(To("a", Durability::kSync), "good", std::nullopt).ok());
+  // The mark that is lost does not keep the rest from being written.
+  const Turned turned = s.Generate(To("a", Durability::kSync), SomePrompt(5), 5);
+  ASSERT_TRUE(turned.status.ok()) << turned.status;
+  EXPECT_EQ(turned.info.durable_revision, turned.info.revision);
 }
 
 // ---- Restart ----
@@ -409,7 +497,7 @@ TEST(SessionDurabilityTest, ALostSnapshotIsSaidSo) {
 TEST(SessionRestartTest, TheDiskBringsEverythingBack) {
   ScratchDirectory folder;
   std::vector<Bits> undisturbed = Undisturbed();
-  std::vector<std::byte> exported;
+  HostBuffer exported;
   {
     SessionRigOptions options;
     options.disk = OpenDisk(folder);
@@ -426,7 +514,7 @@ TEST(SessionRestartTest, TheDiskBringsEverythingBack) {
     ASSERT_TRUE(Written(s));
     ASSERT_TRUE(s.manager->Delete(To("gone")).ok());
     exported = s.manager->Export("a", "").value();
-    EXPECT_EQ(s.manager->Drain(seconds(30)), 0);
+    EXPECT_TRUE(s.manager->Drain(seconds(30)).empty());
   }
   SessionRigOptions options;
   options.disk = OpenDisk(folder);
@@ -470,6 +558,40 @@ TEST(SessionRestartTest, WithoutADrainWhatIsDurableIsThere) {
   SessionRig s(std::move(options));
   EXPECT_EQ(s.Get("a").revision, 2u);
   EXPECT_EQ(s.Generate("a", Prompt(1), 12).bits, undisturbed[1]);
+}
+
+// Revisions that were given out and lost are not given out again.
+TEST(SessionRestartTest, AfterAnUncleanEndRevisionsAreLeftOut) {
+  constexpr uint64_t kSkipped = 1000;
+  ScratchDirectory folder;
+  const auto with_disk = [&] {
+    SessionRigOptions options;
+    options.disk = OpenDisk(folder);
+    return options;
+  };
+  {
+    SessionRig s(with_disk());
+    ASSERT_TRUE(s.Generate(To("a", Durability::kSync), Prompt(0), 2).status.ok());
+    ASSERT_TRUE(s.Generate(To("b", Durability::kSync), Prompt(0), 2).status.ok());
+    EXPECT_EQ(s.Generate(To("a", Durability::kNone), Prompt(3), 2).info.revision, 3u);
+  }  // dies
+  {
+    SessionRig s(with_disk());
+    EXPECT_EQ(s.Get("a").revision, 2u);
+    EXPECT_TRUE(s.manager->Drain(seconds(30)).empty());
+  }  // is through, but has not gone on with either
+  {
+    SessionRig s(with_disk());
+    EXPECT_EQ(s.Generate("a", Prompt(1), 2).info.revision, 3u + kSkipped);
+    EXPECT_EQ(s.Generate("a", Prompt(1), 2).info.revision, 4u + kSkipped);
+    EXPECT_EQ(s.Generate("b", Prompt(1), 2).info.revision, 3u + kSkipped);
+    EXPECT_TRUE(s.manager->Drain(seconds(30)).empty());
+  }
+  {
+    SessionRig s(with_disk());
+    EXPECT_EQ(s.Generate("a", Prompt(1), 2).info.revision, 5u + kSkipped);
+    EXPECT_EQ(s.Generate("new", Prompt(1), 2).info.revision, 2u);
+  }
 }
 
 TEST(SessionRestartTest, ADeletedSessionMayComeAgainUnderItsName) {

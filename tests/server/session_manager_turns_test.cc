@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "server/sessions/session_record.h"
 #include "tests/server/session_rig.h"
 
 namespace efla {
@@ -122,7 +123,7 @@ OpenTurn BeginGenerating(SessionRig& s, const std::string& id, OnCancel on_cance
 TEST(SessionTurnTest, ACancelledTurnRollsBack) {
   SessionRig s;
   ASSERT_TRUE(s.Generate("a", SomePrompt(20), 5).status.ok());
-  const std::vector<std::byte> before = s.manager->Export("a", "").value();
+  const HostBuffer before = s.manager->Export("a", "").value();
   OpenTurn open = BeginGenerating(s, "a", OnCancel::kRollback, SomePrompt(30, 2), SessionRequest(100'000));
   ASSERT_TRUE(Eventually([&] { return open.generation->usage().completion_tokens > 3; }));
   open.generation->Cancel();
@@ -204,6 +205,59 @@ TEST(SessionTurnTest, DeletionDuringATurnAbortsIt) {
   EXPECT_EQ(ReasonOf(status), "SESSION_LOST");
   open.turn.reset();
   EXPECT_EQ(s.Get("a").tokens, 9);
+}
+
+// It does not run to its end for nobody.
+TEST(SessionTurnTest, DeletionStopsTheTurn) {
+  SessionRig s;
+  ASSERT_TRUE(s.Generate("a", SomePrompt(20), 5).status.ok());
+  OpenTurn open = BeginGenerating(s, "a", OnCancel::kKeep, SomePrompt(10), SessionRequest(1'000'000));
+  std::atomic<int> stops{0};
+  open.turn->OnLost([&] {
+    ++stops;
+    open.generation->Cancel();
+  });
+  EXPECT_TRUE(open.turn->Lost().ok());
+  ASSERT_TRUE(s.manager->Delete(To("a")).ok());
+  EXPECT_EQ(stops, 1);
+  EXPECT_EQ(ReasonOf(open.turn->Lost()), "SESSION_LOST");
+  EXPECT_EQ(WaitBounded(*open.reader, *open.generation).status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(ReasonOf(open.turn->Commit(open.generation->TakeFinalState(), true, "").status()),
+            "SESSION_LOST");
+  // One that hears of it too late is told at once.
+  absl::StatusOr<SessionManager::Begun> begun = s.manager->BeginTurn(To("b"), OnCancel::kRollback, true);
+  ASSERT_TRUE(begun.ok());
+  ASSERT_TRUE(s.manager->Delete(To("b")).ok());
+  begun->turn->OnLost([&] { ++stops; });
+  EXPECT_EQ(stops, 2);
+}
+
+TEST(SessionTurnTest, ASessionForATurnThatFailsIsNotLeftBehind) {
+  SessionRig s;
+  for (const bool prepared : {false, true}) {
+    absl::StatusOr<SessionManager::Begun> begun = s.manager->BeginTurn(To("a"), OnCancel::kRollback, true);
+    ASSERT_TRUE(begun.ok()) << begun.status();
+    GenerationRequest request = SessionRequest(5);
+    if (prepared) {
+      ASSERT_TRUE(begun->turn->Prepare(SomePrompt(10), true, request).ok());
+    }
+    begun->turn.reset();
+    EXPECT_EQ(s.manager->Get("a").status().code(), absl::StatusCode::kNotFound);
+  }
+  // Cancelled, and not kept.
+  OpenTurn open = BeginGenerating(s, "a", OnCancel::kRollback, SomePrompt(10), SessionRequest(1'000'000));
+  open.generation->Cancel();
+  WaitBounded(*open.reader, *open.generation);
+  EXPECT_FALSE(open.turn->Commit(open.generation->TakeFinalState(), true, "").ok());
+  EXPECT_EQ(s.manager->Get("a").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(s.manager->stats().sessions, 0);
+  // One that was there before stays.
+  ASSERT_TRUE(s.manager->Create("a", milliseconds(0), "", Durability::kAsync).ok());
+  s.manager->BeginTurn(To("a"), OnCancel::kRollback, true).value().turn.reset();
+  EXPECT_EQ(s.Get("a").revision, 1u);
+  // And one whose first turn has come to something.
+  ASSERT_TRUE(s.Generate("b", SomePrompt(10), 2).status.ok());
+  EXPECT_EQ(s.Get("b").revision, 2u);
 }
 
 // ---- One writer ----
@@ -337,7 +391,7 @@ TEST(SessionRequestTest, RepeatedCallsOfEveryKind) {
             absl::StatusCode::kAlreadyExists);
   EXPECT_EQ(s.manager->Create("a", milliseconds(0), "d", Durability::kAsync).status().code(),
             absl::StatusCode::kAlreadyExists);
-  const std::vector<std::byte> snapshot = s.manager->Export("a", "").value();
+  const HostBuffer snapshot = s.manager->Export("a", "").value();
   const SessionInfo imported =
       s.manager->Import("", milliseconds(0), snapshot, "i", Durability::kAsync).value();
   EXPECT_EQ(s.manager->Import("", milliseconds(0), snapshot, "i", Durability::kAsync).value().session_id,
@@ -345,6 +399,38 @@ TEST(SessionRequestTest, RepeatedCallsOfEveryKind) {
   ASSERT_TRUE(s.manager->Delete(To("a", "x")).ok());
   EXPECT_TRUE(s.manager->Delete(To("a", "x")).ok());
   EXPECT_EQ(s.manager->Delete(To("a", "y")).code(), absl::StatusCode::kNotFound);
+}
+
+// Whatever has become of the session since.
+TEST(SessionRequestTest, ARepetitionIsAnsweredWithWhatWasAnsweredThen) {
+  auto contents = std::make_shared<MemoryStoreContents>();
+  SessionRigOptions options;
+  options.disk = std::make_unique<MemoryStore>(contents, false);
+  SessionRig s(std::move(options));
+  for (const Durability durability : {Durability::kNone, Durability::kSync}) {
+    const std::string id = durability == Durability::kSync ? "sync" : "none";
+    const auto change = [&](const char* request) { return ChangeOf(id, durability, request); };
+    const auto call = [&](int kind) -> SessionInfo {
+      switch (kind) {
+        case 0:
+          return s.manager->Create(id, milliseconds(0), id + "c", durability).value();
+        case 1:
+          return s.manager->Mark(change("m"), "here").value();
+        case 2:
+          return s.manager->Rewind(change("w"), "here", std::nullopt).value();
+        default:
+          return s.manager->Fork(change("f"), {id + "-child"}, "").value().at(0);
+      }
+    };
+    std::vector<std::string> answers;
+    for (int kind = 0; kind < 4; ++kind) {
+      answers.push_back(SerializeInfos({call(kind)}));
+      ASSERT_TRUE(s.Generate(id, SomePrompt(20), 5).status.ok());
+    }
+    ASSERT_TRUE(s.Generate(id + "-child", SomePrompt(20), 5).status.ok());
+    ASSERT_TRUE(s.manager->Move(id, SessionTier::kDisk).ok());
+    for (int kind = 0; kind < 4; ++kind) EXPECT_EQ(SerializeInfos({call(kind)}), answers[kind]) << id << kind;
+  }
 }
 
 // ---- Fork, mark, rewind ----
@@ -452,8 +538,8 @@ TEST(SessionImportTest, AnImportGoesOnAsTheOriginalWould) {
   ASSERT_TRUE(from.Generate("a", SomePrompt(100), 10).status.ok());
   ASSERT_TRUE(from.manager->Mark(To("a"), "m").ok());
   ASSERT_TRUE(from.Append("a", SomePrompt(40, 2)).status.ok());
-  const std::vector<std::byte> head = from.manager->Export("a", "").value();
-  const std::vector<std::byte> mark = from.manager->Export("a", "m").value();
+  const HostBuffer head = from.manager->Export("a", "").value();
+  const HostBuffer mark = from.manager->Export("a", "m").value();
   EXPECT_EQ(from.manager->Export("a", "n").status().code(), absl::StatusCode::kNotFound);
   const Bits after_head = from.Generate("a", SomePrompt(10, 3), 10).bits;
   ASSERT_TRUE(from.manager->Rewind(To("a"), "m", std::nullopt).ok());
@@ -474,8 +560,8 @@ TEST(SessionImportTest, AnImportGoesOnAsTheOriginalWould) {
 TEST(SessionImportTest, UnusableBytesMakeNoSession) {
   SessionRig s;
   ASSERT_TRUE(s.Generate("a", SomePrompt(100), 10).status.ok());
-  std::vector<std::byte> bytes = s.manager->Export("a", "").value();
-  bytes[bytes.size() / 2] ^= std::byte{1};
+  HostBuffer bytes = s.manager->Export("a", "").value();
+  bytes.data()[bytes.size() / 2] ^= std::byte{1};
   const absl::Status status = s.manager->Import("b", milliseconds(0), bytes, "", Durability::kAsync).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
   EXPECT_EQ(ReasonOf(status), "SNAPSHOT_DAMAGED");
@@ -551,7 +637,7 @@ TEST(SessionDrainTest, ATurnThatIsUnderWayMayCommit) {
   SessionRig s;
   OpenTurn open = BeginGenerating(s, "a", OnCancel::kRollback, SomePrompt(10), SessionRequest(5));
   WaitBounded(*open.reader, *open.generation);
-  int lost = -1;
+  std::vector<std::string> lost;
   std::thread drain([&] { lost = s.manager->Drain(milliseconds(30'000)); });
   EXPECT_TRUE(Eventually([&] {
     return ReasonOf(s.manager->Create("b", milliseconds(0), "", Durability::kAsync).status()) == "DRAINING" ||
@@ -560,7 +646,7 @@ TEST(SessionDrainTest, ATurnThatIsUnderWayMayCommit) {
   EXPECT_TRUE(open.turn->Commit(open.generation->TakeFinalState(), false, "").ok());
   open.turn.reset();
   drain.join();
-  EXPECT_GE(lost, 1);  // there is no store
+  EXPECT_EQ(lost.front(), "a");  // there is no store
   EXPECT_EQ(s.manager->BeginTurn(To("a"), OnCancel::kRollback, false).status().code(),
             absl::StatusCode::kUnavailable);
   EXPECT_TRUE(s.manager->Get("a").ok());

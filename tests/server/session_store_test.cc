@@ -158,8 +158,22 @@ TEST_P(SessionStoreTest, ARecordReplacesOnlyTheEpochItExpects) {
   Refused(RecordOf("s", 5, 11, "b"), 4, StatusCode::kAborted, stored);
   Refused(RecordOf("none", 2, 1, "a"), 1, StatusCode::kAborted, {"there is no record"});
   Holds(RecordOf("s", 3, 10, "a"));
-  Put(RecordOf("s", 4, 9, "b"), 3);  // a new owner goes on from an older revision
-  Holds(RecordOf("s", 4, 9, "b"));
+  Put(RecordOf("s", 4, 10, "b"), 3);
+  Holds(RecordOf("s", 4, 10, "b"));
+}
+
+// What was written between a claim's look at the record and its put is not undone by it.
+TEST_P(SessionStoreTest, AClaimDoesNotGoBackBehindTheStoredRevision) {
+  Put(RecordOf("s", 3, 10, "a"), 0);
+  Put(RecordOf("s", 3, 11, "a"), 3);
+  Refused(RecordOf("s", 4, 10, "b"), 3, StatusCode::kAborted, {"epoch 3", "revision 11"});
+  Holds(RecordOf("s", 3, 11, "a"));
+  Put(RecordOf("s", 4, 11, "b"), 3);
+  // To begin anew, to delete, and to write without an owner is no claim.
+  Put(RecordOf("s", 5, 0, "c"), 4);
+  Put(RecordOf("s", 5, 7, "c"), 5);
+  Put(RecordOf("s", 6, 3, ""), 5);
+  Put(TombstoneOf("s", 7), 6);
 }
 
 TEST_P(SessionStoreTest, WithinAnEpochTheRevisionRisesAndTheOwnerOnlyGivesUp) {

@@ -118,7 +118,7 @@ class SnapshotTest : public ::testing::Test {
   Bytes Encoded() const {
     auto bytes = format_.Encode(tokens_, state_);
     EXPECT_TRUE(bytes.ok()) << bytes.status();
-    return *bytes;
+    return {bytes->span().begin(), bytes->span().end()};
   }
 };
 
@@ -267,6 +267,9 @@ TEST_F(SnapshotTest, SectionsAreFoundByIdInAnyOrder) {
   }
   ASSERT_TRUE(Seal(shuffled));
   EXPECT_NE(shuffled, bytes);
+  const auto in_place = format_.DecodeInPlace(HostBuffer::CopyOf(shuffled));
+  ASSERT_TRUE(in_place.ok()) << in_place.status();
+  EXPECT_EQ(in_place->state, state_);
   const auto snapshot = format_.Decode(shuffled);
   ASSERT_TRUE(snapshot.ok()) << snapshot.status();
   EXPECT_EQ(snapshot->state, state_);
@@ -526,6 +529,12 @@ TEST_F(SnapshotTest, MutationsAreRefusedOrWhole) {
     const bool sealing = below(2) != 0 && Seal(bytes);
     sealed += sealing;
     const auto snapshot = format_.Decode(bytes);
+    const auto in_place = format_.DecodeInPlace(HostBuffer::CopyOf(bytes));
+    EXPECT_EQ(in_place.status(), snapshot.status()) << "round " << round;
+    if (snapshot.ok() && in_place.ok()) {
+      EXPECT_TRUE(SameTokens(in_place->tokens, snapshot->tokens)) << "round " << round;
+      EXPECT_TRUE(in_place->state == snapshot->state) << "round " << round;
+    }
     if (!sealing) {
       EXPECT_FALSE(snapshot.ok()) << "round " << round;
       continue;
