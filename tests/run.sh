@@ -31,13 +31,19 @@ times=()
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
+# took START NAME: notes and says how long a part has taken.
+took() {
+  times+=("$(printf '%5d s  %s' $((SECONDS - $1)) "$2")")
+  echo "--- $2: $((SECONDS - $1)) s, $SECONDS s in all"
+}
+
 # step NAME COMMAND...: runs it and notes its time; a failure counts as one.
 step() {
   local name=$1 start=$SECONDS status=0
   shift
   echo "--- $name"
   "$@" || status=$?
-  times+=("$(printf '%5d s  %s' $((SECONDS - start)) "$name")")
+  took "$start" "$name"
   [ $status -eq 0 ] || { echo "--- $name FAILED (status $status)"; failed=$((failed + 1)); }
   return $status
 }
@@ -47,10 +53,12 @@ run_tests() {
   local name=$1 folder=$2 start=$SECONDS status total bad skipped
   shift 2
   echo "--- $name: ctest $*"
-  "${runner[@]}" ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure --no-tests=error "$@" 2>&1 |
-    tee "$log" | grep -v ' (Skipped)$'
+  # Line by line, so that whoever watches sees what runs; rows of dots and skipped tests are left out.
+  timeout --kill-after=60 "$longest_s" "${runner[@]}" ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure \
+    --no-tests=error --timeout 300 "$@" 2>&1 | tee "$log" | sed --unbuffered --regexp-extended '/ \(Skipped\)$/d; s/\.{4,}/.../'
   status=${PIPESTATUS[0]}
-  times+=("$(printf '%5d s  %s: ctest' $((SECONDS - start)) "$name")")
+  [ "$status" -ne 124 ] || echo "--- $name: ctest did not end within $longest_s s"
+  took "$start" "$name: ctest"
   total=$(sed -n 's/^[0-9]*% tests passed, [0-9]* tests failed out of \([0-9]*\)$/\1/p' "$log" | tail -n 1)
   bad=$(sed -n 's/^[0-9]*% tests passed, \([0-9]*\) tests failed out of [0-9]*$/\1/p' "$log" | tail -n 1)
   skipped=$(grep -c '\*\*\*Skipped' "$log")
@@ -81,6 +89,9 @@ build() {
     --target "${targets[@]}"
 }
 
+# ctest is ended after so many seconds. Single tests have limits of their own; this is for what these do not see.
+longest_s=2400
+
 runner=()
 step packages deploy/install_packages.sh build test || stages=()
 
@@ -94,6 +105,7 @@ for stage in "${stages[@]}"; do
     asan)
       export ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1
       export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+      longest_s=7200
       build asan asan build/asan all && run_tests asan build/asan --label-exclude style
       ;;
     tsan)
@@ -101,6 +113,7 @@ for stage in "${stages[@]}"; do
       if setarch "$(uname -m)" --addr-no-randomize true 2>/dev/null; then
         runner=(setarch "$(uname -m)" --addr-no-randomize)
       fi
+      longest_s=7200
       export TSAN_OPTIONS="halt_on_error=1:second_deadlock_stack=1:suppressions=$PWD/tests/tsan.supp"
       build tsan tsan build/tsan tests/server/all && run_tests tsan build/tsan/tests/server
       ;;
