@@ -385,10 +385,11 @@ def is_busy(error):
 
 class Client:
     """Makes calls as the runbook advises: UNAVAILABLE before the first event is tried again, when the server says (the
-    trailer grpc-retry-pushback-ms) or after a growing pause; a turn of a session carries a request id, so that it may
-    be tried again whenever it breaks."""
+    trailer grpc-retry-pushback-ms) or after a growing pause, and so is CANCELLED, which is what gRPC makes of a call that
+    reaches a port as it closes; a turn of a session carries a request id, so that it may be tried again whenever it breaks."""
 
     LONGEST_S = 40
+    REFUSED = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
     def __init__(self, address, stubs, options=(), credentials=None):
         """Plain text without credentials."""
@@ -454,7 +455,7 @@ class Client:
                 broken = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN,
                                   grpc.StatusCode.CANCELLED)
                 busy = repeatable and is_busy(error)
-                again = (broken or busy) if repeatable else code == grpc.StatusCode.UNAVAILABLE and not begun
+                again = (broken or busy) if repeatable else code in self.REFUSED and not begun
                 if not again or time.monotonic() > end:
                     raise
                 self.retried[f"{code.name}: {error.details()}"] += 1
