@@ -57,7 +57,8 @@ if ! nvidia-smi -L >/dev/null 2>&1; then
 fi
 if has server; then
   row server "$bundle/bin/e2e_server_test"
-  row sessions "$bundle/bin/e2e_sessions_test"
+  limit=600 row sessions "$bundle/bin/e2e_sessions_test"
+  row contract "$bundle/bin/e2e_contract_test"
   row constraints "$bundle/bin/e2e_constraint_test"
   row 10000_calls "$bundle/bin/e2e_chaos_test"
 fi

@@ -54,8 +54,8 @@ run_tests() {
   shift 2
   echo "--- $name: ctest $*"
   # Line by line, so that whoever watches sees what runs; rows of dots and skipped tests are left out.
-  timeout --kill-after=60 "$longest_s" "${runner[@]}" ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure \
-    --no-tests=error --timeout 300 "$@" 2>&1 | tee "$log" | sed --unbuffered --regexp-extended '/ \(Skipped\)$/d; s/\.{4,}/.../'
+  timeout --foreground --kill-after=60 "$longest_s" "${runner[@]}" ctest --test-dir "$folder" --parallel "$(nproc)" --output-on-failure \
+    --no-tests=error --timeout 300 "$@" 2>&1 </dev/null | tee "$log" | sed --unbuffered --regexp-extended '/ \(Skipped\)$/d; s/\.{4,}/.../'
   status=${PIPESTATUS[0]}
   [ "$status" -ne 124 ] || echo "--- $name: ctest did not end within $longest_s s"
   took "$start" "$name: ctest"

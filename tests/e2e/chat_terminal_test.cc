@@ -42,12 +42,14 @@ class Terminal {
 
   void Type(const std::string& keys) {
     seen_.clear();
+    shown_ = 0;
     EXPECT_EQ(write(master_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size()));
   }
-  // Reads on until `words` have appeared since the last Type.
+  // Reads on until `words` have appeared since the last Type, after what has been found since then.
   testing::AssertionResult Shows(const std::string& words, milliseconds timeout = seconds(30)) {
     const auto end = std::chrono::steady_clock::now() + timeout;
-    while (seen_.find(words) == std::string::npos) {
+    size_t at;
+    while ((at = seen_.find(words, shown_)) == std::string::npos) {
       const auto left = std::chrono::duration_cast<milliseconds>(end - std::chrono::steady_clock::now());
       timeval wait = {.tv_sec = left.count() / 1000, .tv_usec = left.count() % 1000 * 1000};
       fd_set ready;
@@ -61,14 +63,23 @@ class Terminal {
       }
       seen_.append(bytes, static_cast<size_t>(count));
     }
+    shown_ = at + words.size();
     return testing::AssertionSuccess();
+  }
+  // Until a prompt is there whose keys are the editor's: between two lines they are the terminal's.
+  testing::AssertionResult Prompts() {
+    const testing::AssertionResult shows = Shows("> ");
+    if (!shows) return shows;
+    if (Eventually([&] { return EditsLines(); })) return testing::AssertionSuccess();
+    return testing::AssertionFailure() << "the terminal edits no line after: " << seen_;
   }
   const std::string& seen() const { return seen_; }
   bool EditsLines() const { return (Modes().c_lflag & (ICANON | ECHO)) == 0; }
   bool IsAsAtFirst() const { return (Modes().c_lflag & (ICANON | ECHO)) == (ICANON | ECHO); }
+  // -1 where the program does not end, or ends by a signal.
   int ExitStatus() {
     int status = 0;
-    waitpid(pid_, &status, 0);
+    if (!Eventually([&] { return waitpid(pid_, &status, WNOHANG) == pid_; })) return -1;
     pid_ = -1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
@@ -83,6 +94,7 @@ class Terminal {
   int master_ = -1;
   pid_t pid_ = -1;
   std::string seen_;
+  size_t shown_ = 0;  // bytes of it up to the end of what was found last
 };
 
 class ChatTerminalTest : public ::testing::Test {
@@ -106,8 +118,7 @@ class ChatTerminalTest : public ::testing::Test {
 };
 
 TEST_F(ChatTerminalTest, LinesAreEditedAndCalledUpAgain) {
-  ASSERT_TRUE(terminal_->Shows("> "));
-  ASSERT_TRUE(Eventually([&] { return terminal_->EditsLines(); }));
+  ASSERT_TRUE(terminal_->Prompts());
   std::string keys = "Once upon atim\xc3\xa9";  // two bytes, and one character to take back
   keys += kBackspace;
   keys += "e";
@@ -117,19 +128,18 @@ TEST_F(ChatTerminalTest, LinesAreEditedAndCalledUpAgain) {
   const ProgramResult expected = Generate("Once upon a time");
   EXPECT_NE(terminal_->seen().find(expected.out.substr(0, expected.out.find('\n'))), std::string::npos)
       << expected.out << expected.err << terminal_->seen();
-  ASSERT_TRUE(terminal_->Shows("> "));
+  ASSERT_TRUE(terminal_->Prompts());
   terminal_->Type(std::string(kUp) + "\n");
   ASSERT_TRUE(terminal_->Shows("talk: revision 3,"));
   EXPECT_NE(terminal_->seen().find("Once upon a time"), std::string::npos) << terminal_->seen();
-  ASSERT_TRUE(terminal_->Shows("> "));
+  ASSERT_TRUE(terminal_->Prompts());
   terminal_->Type(kCtrlD);
   EXPECT_EQ(terminal_->ExitStatus(), 0);
   EXPECT_TRUE(terminal_->IsAsAtFirst());
 }
 
 TEST_F(ChatTerminalTest, AnEndAtThePromptGivesTheTerminalBack) {
-  ASSERT_TRUE(terminal_->Shows("> "));
-  ASSERT_TRUE(Eventually([&] { return terminal_->EditsLines(); }));
+  ASSERT_TRUE(terminal_->Prompts());
   terminal_->Type(std::string("half a line") + kCtrlC);
   EXPECT_EQ(terminal_->ExitStatus(), 130);
   EXPECT_TRUE(terminal_->IsAsAtFirst());

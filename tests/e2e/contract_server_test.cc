@@ -638,8 +638,10 @@ TEST(BrokenRowTest, ACallWhoseLogitsAreNoNumbersFailsAlone) {
   const auto server = ServerProcess::Start(checkpoint);
   ASSERT_NE(server, nullptr);
   const auto stub = v1::Generation::NewStub(server->NewChannel());
-  const v1::GenerateRequest good = GreedyRequest(std::vector<uint32_t>{5, 6, 8}, 300);
+  v1::GenerateRequest good = GreedyRequest(std::vector<uint32_t>{5, 6, 8}, 300);
+  good.mutable_sampling()->add_banned_token_ids(7);  // it would break this call, too, once it is drawn
   const Reply before = Generate(*stub, good);
+  ASSERT_TRUE(before.status.ok()) << ToString(before.status);
   BackgroundStream neighbour(server->NewChannel(), good);
   for (int i = 0; i < 5; ++i) {
     const Reply broken = Generate(*stub, GreedyRequest(std::vector<uint32_t>{5, 6, 7}, 10));
