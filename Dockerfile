@@ -55,6 +55,9 @@ USER 65532:65532
 WORKDIR /
 EXPOSE 50051 9090
 STOPSIGNAL SIGTERM
+# Asks 127.0.0.1:50051 in plain text. A server on another port or with TLS needs in its container's environment what
+# `efla` needs to reach it: EFLA_TARGET=127.0.0.1:PORT; EFLA_TLS=true, EFLA_TLS_CA=FILE, EFLA_TLS_SERVER_NAME=NAME;
+# where it wants clients' certificates, EFLA_TLS_CERT and EFLA_TLS_KEY.
 HEALTHCHECK --interval=5s --timeout=3s --start-period=120s --retries=3 \
   CMD ["/opt/efla/bin/efla", "health", "--timeout", "2"]
 ENTRYPOINT ["/opt/efla/bin/efla_server"]

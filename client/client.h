@@ -55,6 +55,8 @@ class Client {
  public:
   explicit Client(ClientOptions options);
 
+  const std::string& target() const { return options_.target; }
+
   // Waits for the connection; UNAVAILABLE as soon as an attempt has failed or the time is up, CANCELLED on a
   // stop. The calls below connect by themselves too; this one tells a server that is not there from one that
   // refuses.

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "client/target.h"
 
@@ -81,24 +82,78 @@ std::string WhyNotConnected(const std::string& target, bool tls) {
                  "certificate, whether that is for the target's host (--tls-server-name), and whether the "
                  "server "
                  "wants a certificate (--tls-cert)"
-               : "what listens there does not answer as a gRPC server (one that has TLS needs --tls)";
+               : "what listens there does not answer as a gRPC server (one that has TLS needs --tls or "
+                 "EFLA_TLS)";
   }
   if (error != ECONNREFUSED) return std::strerror(error);
   return absl::StrFormat(
       "nothing listens there; start a server with: efla_server --checkpoint DIR --listen %s", target);
 }
 
-absl::StatusOr<ClientTls> Tls(const ServerFlags& flags) {
+// What a flag or its variable says.
+struct Setting {
+  std::string value;
+  std::string name;  // of the flag or the variable, for errors
+  bool is_variable = false;
+};
+
+// The flag beats the variable. What is empty says nothing.
+std::optional<Setting> Find(const std::optional<std::string>& given, const char* flag, const char* variable) {
+  const char* const found = std::getenv(variable);
+  Setting setting{given ? *given : found != nullptr ? found : "", given ? flag : variable, !given};
+  if (setting.value.empty()) return std::nullopt;
+  return setting;
+}
+
+std::string Target(const ServerFlags& flags) {
+  const std::optional<Setting> target = Find(flags.target, "--target", "EFLA_TARGET");
+  if (!target) return ClientOptions().target;
+  const std::string wrong = HostAndPort()(target->value);
+  if (!wrong.empty()) RefuseFlags(target->name + ": " + wrong);
+  return target->value;
+}
+
+// Whether to use TLS; nothing where neither flag nor variable says so.
+std::optional<bool> TlsSwitch(const ServerFlags& flags) {
+  const std::optional<Setting> tls = Find(flags.tls, "--tls", "EFLA_TLS");
+  if (!tls) return std::nullopt;
+  for (const auto& [word, means] :
+       {std::pair{"true", true}, std::pair{"false", false}, std::pair{"1", true}, std::pair{"0", false},
+        std::pair{"yes", true}, std::pair{"no", false}, std::pair{"on", true}, std::pair{"off", false}}) {
+    if (absl::EqualsIgnoreCase(tls->value, word)) return means;
+  }
+  RefuseFlags(tls->name + ": " + tls->value + " is neither true nor false");
+}
+
+// Nothing: plain text.
+absl::StatusOr<std::optional<ClientTls>> Tls(const ServerFlags& flags) {
+  const std::optional<bool> tls_switch = TlsSwitch(flags);
+  const std::optional<Setting> ca = Find(flags.tls_ca, "--tls-ca", "EFLA_TLS_CA"),
+                               certificate = Find(flags.tls_cert, "--tls-cert", "EFLA_TLS_CERT"),
+                               key = Find(flags.tls_key, "--tls-key", "EFLA_TLS_KEY"),
+                               server_name =
+                                   Find(flags.tls_server_name, "--tls-server-name", "EFLA_TLS_SERVER_NAME");
+  if (!tls_switch.value_or(false)) {
+    for (const std::optional<Setting>& one : {ca, certificate, key, server_name}) {
+      // Who switches TLS off for one call need not unset the variables.
+      if (one && !(tls_switch && one->is_variable)) RefuseFlags(one->name + " needs --tls or EFLA_TLS");
+    }
+    return std::nullopt;
+  }
+  if (certificate && !key) RefuseFlags(certificate->name + " needs --tls-key or EFLA_TLS_KEY");
+  if (key && !certificate) RefuseFlags(key->name + " needs --tls-cert or EFLA_TLS_CERT");
   ClientTls tls;
-  tls.server_name = flags.tls_server_name;
-  for (const auto& [path, text] :
-       {std::pair{&flags.tls_ca, &tls.ca}, std::pair{&flags.tls_cert, &tls.certificate},
-        std::pair{&flags.tls_key, &tls.key}}) {
-    if (path->empty()) continue;
-    absl::StatusOr<std::string> pem = ReadTextFile(*path);
-    if (!pem.ok()) return pem.status();
+  if (server_name) tls.server_name = server_name->value;
+  for (const auto& [file, text] :
+       {std::pair{&ca, &tls.ca}, std::pair{&certificate, &tls.certificate}, std::pair{&key, &tls.key}}) {
+    if (!*file) continue;
+    const auto& [path, name, _] = **file;
+    absl::StatusOr<std::string> pem = ReadTextFile(path);
+    if (!pem.ok()) {
+      return absl::Status(pem.status().code(), name + ": " + std::string(pem.status().message()));
+    }
     if (pem->find("-----BEGIN ") == std::string::npos) {
-      return absl::InvalidArgumentError(absl::StrFormat("%s holds nothing in PEM form", *path));
+      return absl::InvalidArgumentError(absl::StrFormat("%s: %s holds nothing in PEM form", name, path));
     }
     *text = *std::move(pem);
   }
@@ -143,9 +198,9 @@ std::optional<std::chrono::milliseconds> ServerFlags::timeout() const {
 }
 
 void AddServerFlags(CLI::App& app, ServerFlags& flags) {
-  app.add_option("--target", flags.target, "The server's HOST:PORT")
+  app.add_option("--target", flags.target, "The server's HOST:PORT; the variable EFLA_TARGET when left out")
       ->check(HostAndPort())
-      ->capture_default_str();
+      ->default_str(ClientOptions().target);
   app.add_option("--timeout", flags.timeout_seconds, "Deadline of a call, in seconds; none when left out")
       ->check(Number(kShortestSeconds, kLongestSeconds));
   app.add_option(
@@ -154,22 +209,20 @@ void AddServerFlags(CLI::App& app, ServerFlags& flags) {
          "generate, which then resumes a turn that broke off too")
       ->check(WholeNumber(0, kMostRetries))
       ->capture_default_str();
-  CLI::Option* const tls = app.add_flag("--tls", flags.tls, "The server has TLS");
-  app.add_option("--tls-ca", flags.tls_ca, "PEM file of the authorities to trust; the system's when left out")
-      ->needs(tls);
-  CLI::Option* const certificate =
-      app.add_option("--tls-cert", flags.tls_cert, "PEM file of this client's certificate")->needs(tls);
-  CLI::Option* const key =
-      app.add_option("--tls-key", flags.tls_key, "PEM file of its private key")->needs(certificate);
-  certificate->needs(key);
+  app.add_flag("--tls", flags.tls,
+               "The server has TLS (--tls=false: not). For each of the --tls flags that is left out there "
+               "is a variable: EFLA_TLS (true or false), EFLA_TLS_CA, EFLA_TLS_CERT, EFLA_TLS_KEY, "
+               "EFLA_TLS_SERVER_NAME");
+  app.add_option("--tls-ca", flags.tls_ca,
+                 "PEM file of the authorities to trust; the system's when left out");
+  app.add_option("--tls-cert", flags.tls_cert, "PEM file of this client's certificate, with --tls-key");
+  app.add_option("--tls-key", flags.tls_key, "PEM file of its private key");
   app.add_option("--tls-server-name", flags.tls_server_name,
-                 "The name that the server's certificate is for; the target's host when left out")
-      ->needs(tls);
+                 "The name that the server's certificate is for; the target's host when left out");
   app.add_option("--token-file", flags.token_file,
                  "File with the token that the server wants; the variable EFLA_TOKEN when left out");
   app.add_flag("--insecure-token", flags.insecure_token,
-               "Send the token to another machine without --tls, too: everybody on the way can read it")
-      ->excludes(tls);
+               "Send the token to another machine without --tls, too: everybody on the way can read it");
 }
 
 std::vector<CLI::Option*> AddPromptFlags(CLI::App& app, PromptFlags& flags) {
@@ -191,7 +244,7 @@ void RequirePrompt(const PromptFlags& flags) {
 
 absl::StatusOr<Client> ConnectedClient(const ServerFlags& flags, const Interrupt& interrupt) {
   ClientOptions options;
-  options.target = flags.target;
+  options.target = Target(flags);
   options.retries = flags.retries;
   if (const auto timeout = flags.timeout())
     options.connect_timeout = std::min(options.connect_timeout, *timeout);
@@ -199,22 +252,21 @@ absl::StatusOr<Client> ConnectedClient(const ServerFlags& flags, const Interrupt
   if (!token.ok()) return token.status();
   options.token = *std::move(token);
   options.insecure_token = flags.insecure_token;
-  if (!options.token.empty() && !flags.tls && !flags.insecure_token && !IsOnThisMachine(flags.target)) {
+  absl::StatusOr<std::optional<ClientTls>> tls = Tls(flags);
+  if (!tls.ok()) return tls.status();
+  options.tls = *std::move(tls);
+  if (options.tls && flags.tls && flags.insecure_token) RefuseFlags("--insecure-token excludes --tls");
+  if (!options.token.empty() && !options.tls && !flags.insecure_token && !IsOnThisMachine(options.target)) {
     RefuseFlags(absl::StrFormat(
         "the token of %s would go to %s in clear text; give --tls, or --insecure-token if the way is safe",
-        flags.token_file.empty() ? "EFLA_TOKEN" : flags.token_file, flags.target));
-  }
-  if (flags.tls) {
-    absl::StatusOr<ClientTls> tls = Tls(flags);
-    if (!tls.ok()) return tls.status();
-    options.tls = *std::move(tls);
+        flags.token_file.empty() ? "EFLA_TOKEN" : flags.token_file, options.target));
   }
   Client client(options);
   absl::Status connected = client.Connect(interrupt.token());
   if (absl::IsCancelled(connected)) return connected;
   if (!connected.ok()) {
     return absl::UnavailableError(absl::StrFormat("%s: %s", std::string(connected.message()),
-                                                  WhyNotConnected(flags.target, flags.tls)));
+                                                  WhyNotConnected(options.target, options.tls.has_value())));
   }
   return client;
 }

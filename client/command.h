@@ -47,11 +47,12 @@ Command AddAdmin(CLI::App& program);
 Command AddToken(CLI::App& program);
 
 struct ServerFlags {
-  std::string target = "127.0.0.1:50051";
+  // ConnectedClient takes what is not given from the variables EFLA_TARGET, EFLA_TLS, EFLA_TLS_CA and so on.
+  std::optional<std::string> target, tls, tls_ca, tls_cert, tls_key, tls_server_name;
   std::optional<double> timeout_seconds;
   int retries = 0;
-  bool tls = false, insecure_token = false;
-  std::string tls_ca, tls_cert, tls_key, tls_server_name, token_file;
+  bool insecure_token = false;
+  std::string token_file;
 
   std::optional<std::chrono::milliseconds> timeout() const;
 };
@@ -73,7 +74,8 @@ CLI::Option* AddRepeatedFlag(CLI::App& app, const std::string& name, std::vector
 }
 
 // A client that has reached its server, or an error that says why not, and how to start a server where
-// nothing listens. Refuses flags with which a token would go to another machine in clear text.
+// nothing listens. Refuses flags and variables that are wrong or contradict each other, and those with which
+// a token would go to another machine in clear text.
 absl::StatusOr<Client> ConnectedClient(const ServerFlags& flags, const Interrupt& interrupt);
 
 // Writes the whole text to standard output at once, so that a reader of a pipe sees it.

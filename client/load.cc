@@ -133,13 +133,12 @@ std::string ReportJson(const LoadReport& report, const LoadPlan& plan, const v1:
 }
 
 std::string ReportText(const LoadReport& report, const LoadFlags& flags, const LoadPlan& plan,
-                       const v1::Model& model) {
+                       const v1::Model& model, const std::string& target) {
   std::string loop = plan.concurrency > 0
                          ? absl::StrFormat("closed loop, %d in flight", plan.concurrency)
                          : absl::StrFormat("open loop, %.4g requests/s (Poisson)", plan.requests_per_second);
-  std::string text =
-      absl::StrFormat("%s on %s at %s: %s; prompts %s, %d tokens drawn\n", model.name(), model.device(),
-                      flags.server.target, loop, flags.prompt_lengths, plan.max_tokens);
+  std::string text = absl::StrFormat("%s on %s at %s: %s; prompts %s, %d tokens drawn\n", model.name(),
+                                     model.device(), target, loop, flags.prompt_lengths, plan.max_tokens);
   text += absl::StrFormat("requests    %d completed, %d failed in %.2f s\n", report.completed, report.failed,
                           report.duration_seconds);
   for (const auto& [code, count] : report.errors) {
@@ -193,8 +192,8 @@ int RunLoadCommand(const LoadFlags& flags) {
     std::erase_if(records, [&](const RequestRecord& record) { return record.error == cancelled; });
   }
   LoadReport report = MakeReport(records);
-  absl::Status written =
-      WriteOut(flags.json ? ReportJson(report, *plan, *model) : ReportText(report, flags, *plan, *model));
+  absl::Status written = WriteOut(flags.json ? ReportJson(report, *plan, *model)
+                                             : ReportText(report, flags, *plan, *model, client->target()));
   if (!written.ok()) return ExitStatus(written, interrupt);
   if (report.failed > 0) {
     const auto& [code, message] = *report.error_examples.begin();

@@ -19,6 +19,7 @@
 #include <utility>
 
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "efla/v1/admin.grpc.pb.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
@@ -921,6 +922,89 @@ TEST_F(TlsTest, TheClientSpeaksIt) {
   EXPECT_EQ(generate({"127.0.0.1" + port, "--tls-ca", certificates_.pem("ca")}).exit_status, 2)
       << "without --tls";
   EXPECT_EQ(generate({"127.0.0.1" + port, "--tls", "--tls-ca", "/nowhere"}).exit_status, 1);
+}
+
+TEST_F(TlsTest, TheClientTakesItsServerFromTheEnvironment) {
+  certificates_.Sign("client", "ca");
+  const auto server =
+      ServerProcess::Start(GoldenDir("efla_basic"),
+                           Flags({"--tls-client-ca", certificates_.pem("ca"), "--tls-require-client-cert"}));
+  const auto plain = ServerProcess::Start(GoldenDir("efla_basic"));
+  ASSERT_NE(server, nullptr);
+  ASSERT_NE(plain, nullptr);
+  const std::map<std::string, std::string> all = {
+      {"EFLA_TARGET", server->grpc_address()},       {"EFLA_TLS", "true"},
+      {"EFLA_TLS_CA", certificates_.pem("ca")},      {"EFLA_TLS_CERT", certificates_.pem("client")},
+      {"EFLA_TLS_KEY", certificates_.key("client")}, {"EFLA_TLS_SERVER_NAME", "efla.test"}};
+  // `efla` with all variables, but for those in `other`.
+  const auto run = [&](const std::map<std::string, std::string>& other,
+                       const std::vector<std::string>& words) {
+    std::map<std::string, std::string> variables = other;
+    variables.insert(all.begin(), all.end());
+    std::vector<std::string> environment;
+    for (const auto& [name, value] : variables) environment.push_back(name + "=" + value);
+    return RunProgram(std::vector<std::string>{ProgramPath("efla")} + words, seconds(60), environment);
+  };
+  const auto health = [&](const std::map<std::string, std::string>& other,
+                          const std::vector<std::string>& flags = {}) {
+    return run(other, std::vector<std::string>{"health"} + flags);
+  };
+  const auto expect = [](const ProgramResult& result, int exit_status,
+                         const std::vector<std::string>& words) {
+    EXPECT_EQ(result.exit_status, exit_status) << result.out << result.err;
+    EXPECT_EQ(result.out, exit_status == 0 ? "serving\n" : "");
+    EXPECT_EQ(std::count(result.err.begin(), result.err.end(), '\n'), exit_status == 0 ? 0 : 1) << result.err;
+    for (const std::string& word : words) EXPECT_NE(result.err.find(word), std::string::npos) << result.err;
+  };
+  expect(health({}), 0, {});
+  for (const char* yes : {"1", "yes", "on", "TRUE"}) expect(health({{"EFLA_TLS", yes}}), 0, {});
+  expect(health({{"EFLA_TLS_SERVER_NAME", ""}}), 0, {});  // the certificate is for 127.0.0.1 as well
+
+  // Each is used, and its flag beats it.
+  const std::string foreign = certificates_.pem("stranger"), nobody = "127.0.0.1:1";
+  expect(health({{"EFLA_TARGET", nobody}}), 1, {nobody});
+  expect(health({{"EFLA_TARGET", nobody}}, {"--target", server->grpc_address()}), 0, {});
+  expect(health({{"EFLA_TLS_CA", foreign}}), 1, {"UNAVAILABLE"});
+  expect(health({{"EFLA_TLS_CA", foreign}}, {"--tls-ca", certificates_.pem("ca")}), 0, {});
+  expect(health({{"EFLA_TLS_CERT", ""}, {"EFLA_TLS_KEY", ""}}), 1, {"UNAVAILABLE"});
+  expect(health({{"EFLA_TLS_CERT", foreign}, {"EFLA_TLS_KEY", "/nowhere"}},
+                {"--tls-cert", certificates_.pem("client"), "--tls-key", certificates_.key("client")}),
+         0, {});
+  expect(health({{"EFLA_TLS_SERVER_NAME", "other.test"}}), 1, {"UNAVAILABLE"});
+  expect(health({{"EFLA_TLS_SERVER_NAME", "other.test"}}, {"--tls-server-name", "efla.test"}), 0, {});
+  expect(health({{"EFLA_TLS", "maybe"}}, {"--tls"}), 0, {});
+  expect(health({}, {"--target", plain->grpc_address()}), 1, {"UNAVAILABLE"});
+  expect(health({}, {"--target", plain->grpc_address(), "--tls=false"}), 0, {});
+  expect(
+      health({{"EFLA_TOKEN", "t"}}, {"--target", plain->grpc_address(), "--tls=false", "--insecure-token"}),
+      0, {});
+  expect(health({{"EFLA_TARGET", plain->grpc_address()}, {"EFLA_TLS", "false"}}), 0, {});
+
+  // What is wrong names its variable, as it would name its flag.
+  expect(health({{"EFLA_TLS", "maybe"}}), 2, {"EFLA_TLS", "maybe", "true"});
+  expect(health({}, {"--tls=maybe"}), 2, {"--tls", "maybe"});
+  expect(health({{"EFLA_TARGET", "host"}}), 2, {"EFLA_TARGET", "host", "HOST:PORT"});
+  expect(health({{"EFLA_TLS", ""}}), 2, {"EFLA_TLS_CA needs --tls or EFLA_TLS"});
+  expect(health({{"EFLA_TLS", ""}}, {"--tls=false", "--tls-ca", foreign}), 2, {"--tls-ca"});
+  expect(health({{"EFLA_TLS_KEY", ""}}), 2, {"EFLA_TLS_CERT", "EFLA_TLS_KEY"});
+  expect(health({{"EFLA_TLS_CERT", ""}}), 2, {"EFLA_TLS_KEY", "EFLA_TLS_CERT"});
+  expect(health({{"EFLA_TLS_CA", "/nowhere"}}), 1, {"EFLA_TLS_CA", "cannot open /nowhere"});
+  std::ofstream(certificates_.pem("empty")) << "nothing\n";
+  expect(health({{"EFLA_TLS_CERT", certificates_.pem("empty")}}), 1, {"EFLA_TLS_CERT", "PEM"});
+  // Other subcommands take them as well, but for those that talk to no server.
+  for (const char* words :
+       {"generate --token-ids 5 --max-tokens 1 --json", "sessions list", "score --token-ids 5,6",
+        "load --requests 1 --max-tokens 1 --quiet", "admin load"}) {
+    const std::vector<std::string> command = absl::StrSplit(words, ' ');
+    const ProgramResult good = run({}, command), bad = run({{"EFLA_TLS", "maybe"}}, command);
+    EXPECT_EQ(good.exit_status, 0) << words << good.err;
+    EXPECT_EQ(bad.exit_status, 2) << words << bad.err;
+  }
+  EXPECT_NE(
+      run({}, {"load", "--requests", "1", "--max-tokens", "1", "--quiet"}).out.find(all.at("EFLA_TARGET")),
+      std::string::npos);
+  EXPECT_EQ(run({{"EFLA_TLS", "maybe"}}, {"token"}).exit_status, 0);
+  EXPECT_EQ(run({{"EFLA_TLS", "maybe"}}, {"health", "--help"}).exit_status, 0);
 }
 
 }  // namespace
