@@ -90,7 +90,6 @@ class GeneratePage : public CivetHandler {
  public:
   explicit GeneratePage(decltype(AdminPages::generate) generate) : generate_(std::move(generate)) {}
 
-  // Whether there is such a page: for the status page.
   bool handleGet(CivetServer*, mg_connection* connection) override {
     Write(connection, {405, "use POST\n"}, kTextPage, true);
     return true;
@@ -166,8 +165,8 @@ class CivetAdminHttp : public AdminHttp {
         metrics_("/metrics", kMetricsPage, std::move(pages.metrics)),
         generate_(std::move(pages.generate)),
         index_("/", kHtmlPage,
-               [] {
-                 return HttpReply{200, std::string(AdminPageHtml())};
+               [has_generate = has_generate_] {
+                 return HttpReply{200, AdminPageHtml(has_generate)};
                }),
         server_(std::vector<std::string>{"listening_ports", address.ToString(), "num_threads", kThreads,
                                          "request_timeout_ms", kPatienceMs, "enable_directory_listing",

@@ -2,11 +2,12 @@
 #ifndef EFLA_SERVER_ADMIN_PAGE_H_
 #define EFLA_SERVER_ADMIN_PAGE_H_
 
-#include <string_view>
+#include <string>
 
 namespace efla {
 
-std::string_view AdminPageHtml();
+// With the box that asks /v1/generate for completions, or with that box hidden.
+std::string AdminPageHtml(bool has_completions);
 
 }  // namespace efla
 

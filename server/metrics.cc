@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "server/build_id.h"
 #include "server/process_metrics.h"
 
 namespace efla {
@@ -335,7 +336,8 @@ Metrics::Metrics(const std::string& model_name, const ServingState& state)
     }
   }
   series_
-      ->MakeGauge("efla_build_info", "1; the build.", {{"version", EFLA_VERSION}, {"compiler", __VERSION__}})
+      ->MakeGauge("efla_build_info", "1; the build.",
+                  {{"version", EFLA_VERSION}, {"build", BuildId()}, {"compiler", __VERSION__}})
       .Set(1);
 }
 

@@ -17,6 +17,7 @@
 
 #include "absl/strings/str_format.h"
 #include "model/config.h"
+#include "server/build_id.h"
 #include "server/sessions/redis_address.h"
 
 namespace efla {
@@ -80,7 +81,7 @@ void Declare(CLI::App& app, Options& options, RawOptions& raw) {
   app.set_config("--config", "", "TOML or INI file with the same names as the flags");
   app.allow_config_extras(CLI::config_extras_mode::error);
   app.config_formatter(std::make_shared<ConfigFile>(app));
-  app.set_version_flag("--version", "efla_server " EFLA_VERSION);
+  app.set_version_flag("--version", "efla_server " EFLA_VERSION " (build " + BuildId() + ")");
 
   Add(app, "checkpoint", options.checkpoint, "Directory with config.json, safetensors and tokenizer.model");
   Add(app, "load-format", raw.load_format,

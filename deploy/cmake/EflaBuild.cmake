@@ -37,8 +37,11 @@ function(efla_library name folder)
 endfunction()
 
 # efla_executable(name SOURCES ... LINK ...)
+#
+# With a build id, which tells builds of one version apart (server/build_id.h); not every compiler asks for it itself.
 function(efla_executable name)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})
+  target_link_options(${name} PRIVATE LINKER:--build-id)
   target_link_libraries(${name} PRIVATE efla_compile_options ${ARG_LINK})
 endfunction()

@@ -67,6 +67,7 @@ TEST(AdminHttpTest, PagesAnswerAndAPortIsTakenOnce) {
   EXPECT_NE(page.find("default-src 'none'"), std::string::npos);
   EXPECT_NE(page.find("/readyz"), std::string::npos);
   EXPECT_EQ(page.substr(page.size() - 8), "</html>\n");
+  EXPECT_NE(page.find(R"( id="generate" hidden>)"), std::string::npos) << "there are no completions";
   for (const char* path : {"GET /nowhere", "GET /v1/generate", "GET /metrics/x", "GET /../etc/passwd"}) {
     EXPECT_EQ(Ask(bound.port, path).find("HTTP/1.1 200"), std::string::npos) << path;
   }
@@ -157,6 +158,10 @@ TEST(AdminHttpTest, CompletionsStreamToThisMachineAlone) {
                 .find("HTTP/1.1 413 "),
             0u);
   EXPECT_EQ(Ask(port, "GET /v1/generate").find("HTTP/1.1 405 "), 0u);
+  const std::string page = Ask(port, "GET /");
+  EXPECT_EQ(page.find("HTTP/1.1 200 "), 0u);
+  EXPECT_NE(page.find(R"( id="generate">)"), std::string::npos) << "the box is shown";
+  EXPECT_EQ(page.substr(page.size() - 8), "</html>\n");
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "server/build_id.h"
+
 namespace efla {
 namespace {
 
@@ -34,6 +36,11 @@ TEST_F(MetricsTest, EverySeriesIsThereFromTheStart) {
   EXPECT_TRUE(Has(R"(efla_prefix_cache_hits_total{model="demo"} 0)"));
   EXPECT_TRUE(Has(R"(efla_grpc_calls_handled_total{code="ABORTED",method="Append",model="demo"} 0)"));
   EXPECT_NE(metrics_.Scrape().find("\nprocess_resident_memory_bytes "), std::string::npos);
+}
+
+TEST_F(MetricsTest, TheBuildIsToldByItsId) {
+  EXPECT_NE(metrics_.Scrape().find("\nefla_build_info{build=\"" + BuildId() + "\",compiler="),
+            std::string::npos);
 }
 
 TEST_F(MetricsTest, AnEndIsCountedOnceWithItsPhases) {
