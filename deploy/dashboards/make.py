@@ -3,10 +3,11 @@
 
   make.py                    writes the dashboards (*.json beside this file)
   make.py --check            fails when they are not what this file makes, or when an expression uses a metric that
-                             metrics.json does not have, or uses it as what it is not
-  make.py --metrics FILE     writes metrics.json from a server's /metrics page (- is standard input)
+                             ../prometheus/metrics.json does not have, or uses it as what it is not
+  make.py --metrics FILE     writes ../prometheus/metrics.json from a server's /metrics page (- is standard input)
 
-metrics.json is the table of the server's metrics: type, labels and help by name. The tests hold it to a running server.
+metrics.json is the table of the server's metrics: type, labels and help by name. The tests hold it to a running server. It is
+not beside this file, since Grafana takes every *.json here for a dashboard.
 """
 import json
 import os
@@ -14,6 +15,7 @@ import re
 import sys
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
+METRICS = os.path.join(os.path.dirname(FOLDER), "prometheus", "metrics.json")
 SELECT = 'model=~"$model",instance=~"$instance"'
 SELECTED = "{" + SELECT + "}"
 
@@ -183,7 +185,9 @@ DASHBOARDS = {
             ("timeseries", 6, "Open calls", "short", [(now("efla_grpc_streams_active", "instance, method") + " > 0", "{{instance}} {{method}}")], ""),
             ("timeseries", 12, "Calls begun", "reqps", [(per_second("efla_grpc_calls_started_total", "instance"), "{{instance}}")], ""),
             ("timeseries", 12, "A scrape", "s", [(f"max by (instance) (efla_metrics_scrape_seconds{SELECTED})", "{{instance}}")], "Time to write the page."),
-            ("table", 12, "Builds", "short", [(f"max by (instance, version, compiler) (efla_build_info{SELECTED})", "build")], ""),
+            ("table", 12, "Builds", "short",
+             [(f"max by (instance, version, build, compiler) (efla_build_info{SELECTED})", "info")],
+             "Replicas of one model should have one version and one build, the program's build id."),
             ("table", 12, "Models", "short", [(f"max by (instance, model, type, device, dtype) (efla_model_info{SELECTED})", "model")], ""),
         ]),
     ]),
@@ -287,7 +291,7 @@ def read_metrics(text):
 
 
 def load_table():
-    with open(os.path.join(FOLDER, "metrics.json"), encoding="utf-8") as file:
+    with open(METRICS, encoding="utf-8") as file:
         return json.load(file)
 
 
@@ -324,7 +328,7 @@ def findings(expression, table):
 def main():
     if len(sys.argv) > 2 and sys.argv[1] == "--metrics":
         text = sys.stdin.read() if sys.argv[2] == "-" else open(sys.argv[2], encoding="utf-8").read()
-        with open(os.path.join(FOLDER, "metrics.json"), "w", encoding="utf-8") as file:
+        with open(METRICS, "w", encoding="utf-8") as file:
             json.dump(read_metrics(text), file, indent=1)
             file.write("\n")
         return 0

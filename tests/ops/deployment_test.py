@@ -1,5 +1,5 @@
-"""Dockerfile, compose files, Kubernetes objects and Envoy's configuration, read as strictly as can be without the programs that
-take them: every key is known, every reference has its other end, and what must agree between files agrees.
+"""Dockerfile, compose files, Kubernetes objects, Envoy's configuration and the systemd unit, read as strictly as can be without the
+programs that take them: every key is known, every reference has its other end, and what must agree between files agrees.
 
 usage: deployment_test.py [unittest arguments]
 """
@@ -57,6 +57,13 @@ def load_check_image():
 
 check_image = load_check_image()
 instructions = check_image.instructions
+
+
+def check_flags(test, words):
+    """The flags of a command line are the server's."""
+    options = read("server", "options.cc")
+    for flag in (word.split("=")[0][2:] for word in words if word.startswith("--")):
+        test.assertRegex(options, rf'"(--)?{flag}"', flag)
 
 
 class YamlTest(unittest.TestCase):
@@ -267,8 +274,32 @@ class ComposeTest(unittest.TestCase):
                 self.assertIn(target.split(":")[0], services)
         datasource = load("grafana", "datasources", "prometheus.yaml")["datasources"][0]
         self.assertIn(re.match(r"http://([\w-]+):", datasource["url"])[1], services)
-        provider = load("grafana", "dashboards", "efla.yaml")["providers"][0]
-        self.assertTrue(any(provider["options"]["path"] in volume for volume in services["grafana"]["volumes"]))
+
+    @staticmethod
+    def no_dashboards(folder):
+        """The files of a folder that Grafana takes for dashboards, each *.json however deep, and that are none of ours."""
+        found, uids = [], set()
+        for path in glob.glob(os.path.join(folder, "**", "*.json"), recursive=True):
+            with open(path, encoding="utf-8") as file:
+                content = json.load(file)
+            if not (content.get("panels") and content.get("title") and content.get("schemaVersion")) or content["uid"] in uids:
+                found.append(os.path.relpath(path, folder))
+            uids.add(content.get("uid"))
+        return found
+
+    def test_grafana_finds_dashboards_and_nothing_else(self):
+        grafana = load("compose.yaml")["services"]["grafana"]
+        mounted = {volume.split(":")[1]: os.path.join(DEPLOY, volume.split(":")[0]) for volume in grafana["volumes"]}
+        for provider in load("grafana", "dashboards", "efla.yaml")["providers"]:
+            folder = mounted[provider["options"]["path"]]
+            self.assertEqual(self.no_dashboards(folder), [])
+            home = grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+            self.assertTrue(os.path.exists(os.path.join(folder, os.path.relpath(home, provider["options"]["path"]))), home)
+            with tempfile.TemporaryDirectory() as scratch:
+                shutil.copytree(folder, scratch, dirs_exist_ok=True)
+                os.mkdir(os.path.join(scratch, "more"))
+                shutil.copy(os.path.join(DEPLOY, "prometheus", "metrics.json"), os.path.join(scratch, "more"))
+                self.assertEqual(self.no_dashboards(scratch), ["more/metrics.json"])
 
     def test_a_replica_is_given_the_time_it_needs(self):
         services = load("compose.yaml")["services"]
@@ -276,12 +307,7 @@ class ComposeTest(unittest.TestCase):
             self.assertGreaterEqual(int(services[name]["stop_grace_period"].rstrip("s")), 3 + 60 + 5 + 10)
             self.assertTrue(services[name]["read_only"])
             self.assertEqual(services[name]["cap_drop"], ["ALL"])
-            self.check_flags(services[name]["command"])
-
-    def check_flags(self, words):
-        options = read("server", "options.cc")
-        for flag in (word.split("=")[0][2:] for word in words if word.startswith("--")):
-            self.assertRegex(options, rf'"(--)?{flag}"', flag)
+            check_flags(self, services[name]["command"])
 
     def test_the_gpu_file_only_adds_to_services_there_are(self):
         gpu = load("compose.gpu.yaml")["services"]
@@ -313,7 +339,8 @@ PROBE = obj(httpGet=obj(["path", "port"], path=STRING, port=NAME_OR_INT), tcpSoc
             timeoutSeconds=INT, failureThreshold=INT)
 KEY_REF = obj(["name", "key"], name=STRING, key=STRING)
 CONTAINER = obj(
-    ["name", "image", "resources", "securityContext"], name=STRING, image=STRING, args=many(STRING),
+    ["name", "image", "resources", "securityContext"], name=STRING, image=STRING,
+    imagePullPolicy={"enum": ["Always", "IfNotPresent", "Never"]}, args=many(STRING),
     env=many(obj(["name"], name=STRING, value=STRING,
                  valueFrom=obj(fieldRef=obj(["fieldPath"], fieldPath=STRING), secretKeyRef=KEY_REF))),
     ports=many(obj(["name", "containerPort"], name=STRING, containerPort=INT)),
@@ -332,6 +359,13 @@ POD = obj(
 POLICY = obj(stabilizationWindowSeconds=INT, policies=many(obj(["type", "value", "periodSeconds"], type={"enum": ["Percent", "Pods"]}, value=INT, periodSeconds=INT)))
 PEER = obj(namespaceSelector=SELECTOR, podSelector=SELECTOR, ipBlock=obj(["cidr"], cidr=STRING))
 RULE_PORTS = many(obj(protocol={"enum": ["TCP", "UDP"]}, port=NAME_OR_INT))
+
+
+# The operator's own pattern of a time.
+TIME = {"type": "string", "pattern": r"^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$"}
+NAMED = {"type": "string", "minLength": 1}
+RECORD = obj(["record", "expr"], record={"type": "string", "pattern": r"^[a-zA-Z_:][a-zA-Z0-9_:]*$"}, expr=NAMED, labels=MAP)
+ALERT = obj(["alert", "expr"], alert=NAMED, expr=NAMED, labels=MAP, annotations=MAP, **{"for": TIME, "keep_firing_for": TIME})
 
 
 def kind(version, name, **fields):
@@ -360,6 +394,8 @@ KINDS = {
         egress=many(obj(to=many(PEER), ports=RULE_PORTS)))),
     "PodMonitor": kind("monitoring.coreos.com/v1", "PodMonitor", spec=obj(
         jobLabel=STRING, selector=SELECTOR, podMetricsEndpoints=many(obj(["port"], port=STRING, path=STRING, interval=STRING, honorLabels=BOOL)))),
+    "PrometheusRule": kind("monitoring.coreos.com/v1", "PrometheusRule", spec=obj(["groups"], groups=many(
+        obj(["name", "rules"], name=NAMED, interval=TIME, rules=many({"oneOf": [RECORD, ALERT]}))))),
 }
 
 
@@ -433,6 +469,81 @@ class KubernetesTest(unittest.TestCase):
         with self.assertRaises(jsonschema.ValidationError):
             jsonschema.validate(bad, KINDS["Deployment"])
 
+    def test_a_wrong_rule_is_found(self):
+        for change in (lambda alert: alert.update(expression="1"), lambda alert: alert.pop("expr"),
+                       lambda alert: alert.update({"for": "5 minutes"}), lambda alert: alert.update(record="efla:x"),
+                       lambda alert: alert["labels"].update(severity=1)):
+            bad = copy.deepcopy(self.named(self.objects("overlays/monitoring"), "PrometheusRule")["efla-rules"])
+            jsonschema.validate(bad, KINDS["PrometheusRule"])
+            change(bad["spec"]["groups"][-1]["rules"][0])
+            with self.assertRaises(jsonschema.ValidationError):
+                jsonschema.validate(bad, KINDS["PrometheusRule"])
+
+    @staticmethod
+    def make_rules(deploy, *arguments):
+        script = os.path.join(deploy, "prometheus", "make_rules.py")
+        return subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True)
+
+    def test_the_operators_rules_are_prometheus_own(self):
+        result = self.make_rules(DEPLOY, "--check")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        groups = self.named(self.objects("overlays/monitoring"), "PrometheusRule")["efla-rules"]["spec"]["groups"]
+        self.assertEqual(groups, load("prometheus", "recording.yml")["groups"] + load("prometheus", "alerts.yml")["groups"])
+        self.assertEqual(len({group["name"] for group in groups}), len(groups), "the operator keys groups by their names")
+        with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
+            yaml.safe_dump({"groups": groups}, file)
+            file.flush()
+            result = subprocess.run(["promtool", "check", "rules", file.name], capture_output=True, text=True)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_a_changed_alert_is_missed_in_the_operators_rules(self):
+        made = os.path.join("kubernetes", "overlays", "monitoring", "rules.yaml")
+        with tempfile.TemporaryDirectory() as scratch:
+            for path in ("prometheus/make_rules.py", "prometheus/recording.yml", "prometheus/alerts.yml", made):
+                os.makedirs(os.path.dirname(os.path.join(scratch, path)), exist_ok=True)
+                shutil.copy(os.path.join(DEPLOY, path), os.path.join(scratch, path))
+
+            def change(path, old, new):
+                with open(os.path.join(scratch, path), "r+", encoding="utf-8") as file:
+                    text = file.read()
+                    self.assertIn(old, text)
+                    file.seek(0)
+                    file.truncate()
+                    file.write(text.replace(old, new))
+            self.assertEqual(self.make_rules(scratch, "--check").returncode, 0)
+            for path, old, new in (("prometheus/alerts.yml", "efla_queue_age_seconds > 5", "efla_queue_age_seconds > 6"),
+                                   ("prometheus/recording.yml", "efla:load_ratio", "efla:loads"),
+                                   (made, "severity: page", "severity: ticket")):
+                change(path, old, new)
+                self.assertEqual(self.make_rules(scratch, "--check").returncode, 1, path)
+                self.assertEqual(self.make_rules(scratch).returncode, 0)
+                self.assertEqual(self.make_rules(scratch, "--check").returncode, 0, path)
+            with open(os.path.join(scratch, made), encoding="utf-8") as file:
+                rules = file.read()
+            for wanted in ("efla_queue_age_seconds > 6", "efla:loads", "severity: page"):
+                self.assertIn(wanted, rules)
+            change("prometheus/alerts.yml", "groups:\n", "group:\n")
+            self.assertNotEqual(self.make_rules(scratch).returncode, 0)
+
+    def test_the_operators_targets_are_of_the_job_that_the_rules_ask_for(self):
+        """The operator makes the job from the pod's label that jobLabel names, and adds four labels to every target."""
+        monitor = self.named(self.objects("overlays/monitoring"), "PodMonitor")["efla"]
+        jobs = set(re.findall(r'job="(.*?)"', read("deploy", "prometheus", "alerts.yml") + read("deploy", "prometheus", "recording.yml")))
+        self.assertEqual(len(jobs), 1)
+        self.assertIn(*jobs, [each["job_name"] for each in load("prometheus", "prometheus.yml")["scrape_configs"]])
+        for overlay in OVERLAYS[:3]:
+            objects = self.objects(overlay)
+            pods = [deployment["spec"]["template"] for deployment in self.named(objects, "Deployment").values()]
+            pod, = [pod for pod in pods if monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()]
+            self.assertEqual({pod["metadata"]["labels"][monitor["spec"]["jobLabel"]]}, jobs)
+            namespaces = {each["metadata"]["namespace"] for each in objects if "namespace" in each["metadata"]}
+            self.assertEqual(namespaces, {monitor["metadata"]["namespace"]})
+            ports = {port["name"] for container in pod["spec"]["containers"] for port in container["ports"]}
+            for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+                self.assertIn(endpoint["port"], ports)
+        for name, metric in json.loads(read("deploy", "prometheus", "metrics.json")).items():
+            self.assertFalse({"namespace", "pod", "container", "endpoint"} & set(metric["labels"]), name)
+
     def test_selectors_ports_and_mounts_have_their_other_ends(self):
         for overlay in OVERLAYS[:3]:
             objects = self.objects(overlay)
@@ -465,7 +576,7 @@ class KubernetesTest(unittest.TestCase):
                     self.assertEqual(len(selected(labels)), 1)
             scaler = self.named(objects, "HorizontalPodAutoscaler")["efla"]["spec"]
             self.assertIn(scaler["scaleTargetRef"]["name"], deployments)
-            with open(os.path.join(DEPLOY, "dashboards", "metrics.json"), encoding="utf-8") as file:
+            with open(os.path.join(DEPLOY, "prometheus", "metrics.json"), encoding="utf-8") as file:
                 table = json.load(file)
             for metric in scaler["metrics"]:
                 self.assertEqual(table[metric["pods"]["metric"]["name"]]["type"], "gauge")
@@ -507,6 +618,57 @@ class KubernetesTest(unittest.TestCase):
                     return sorted((sorted_lists(v) for v in value), key=lambda v: json.dumps(v, sort_keys=True))
                 return value
             self.assertEqual(sorted_lists(ours), sorted_lists(theirs), overlay)
+
+
+# ---- systemd ----
+
+class SystemdTest(unittest.TestCase):
+    EXECUTABLE = "/opt/efla/bin/efla_server"
+
+    def analyze(self, text, *arguments):
+        """What systemd-analyze says to a unit of this text, its programs replaced by one that is on every machine."""
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "efla.service")
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text.replace(self.EXECUTABLE, "/bin/true").replace("/bin/kill ", "/bin/true "))
+            return subprocess.run(["systemd-analyze", *arguments, path], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+    def verify(self, text):
+        return self.analyze(text, "verify", "--man=no", "--recursive-errors=no")
+
+    def exposure(self, text):
+        """Fails above 4.0 of 10 (most exposed); the unit is 3.9."""
+        return self.analyze(text, "security", "--offline=true", "--threshold=40", "--no-pager")
+
+    def test_the_unit_is_valid_and_closed(self):
+        unit = read("deploy", "systemd", "efla.service")
+        self.assertIn(f"ExecStart={self.EXECUTABLE} ", unit)
+        for result in (self.verify(unit), self.exposure(unit)):
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertEqual(self.verify(unit).stderr, "")
+
+    def test_a_broken_unit_is_found(self):
+        good = read("deploy", "systemd", "efla.service")
+        for old, new, said in (("ProtectHome=", "ProtectHomes=", "ProtectHomes"), ("WantedBy=", "WantdBy=", "WantdBy"),
+                               ("Restart=on-failure", "Restart=on-fail", "on-fail"), ("TimeoutStopSec=90", "TimeoutStopSec=90x", "90x"),
+                               ("[Service]", "[Server]", "Server"), ("[Service]\n", "[Service]\nMaxSessions=5\n", "MaxSessions"),
+                               (self.EXECUTABLE, "/bin/no-such-program", "no-such-program")):
+            self.assertIn(old, good)
+            result = self.verify(good.replace(old, new))
+            self.assertNotEqual(result.returncode, 0, new)
+            self.assertIn(said, result.stderr)
+        self.assertNotEqual(self.exposure(good.replace("CapabilityBoundingSet=\n", "")).returncode, 0)
+
+    def test_what_it_says_of_the_server_is_so(self):
+        unit = read("deploy", "systemd", "efla.service")
+        check_flags(self, re.search(r"^ExecStart=(.*)$", unit, re.M)[1].split())
+        state = re.search(r"^StateDirectory=(.*)$", unit, re.M)[1]
+        self.assertIn(f" --session-dir /var/lib/{state}/", unit, "the only folder it may write to")
+        options = read("server", "options.cc")
+        bad_usage = re.search(r"kBadUsage = (\d+)", options)[1]
+        self.assertIn(f"\nRestartPreventExitStatus={bad_usage}\n", unit)
+        drain = int(re.search(r"drain_seconds = (\d+)", options)[1])
+        self.assertGreaterEqual(int(re.search(r"^TimeoutStopSec=(\d+)$", unit, re.M)[1]), drain + 5 + 10)
 
 
 # ---- Envoy ----
