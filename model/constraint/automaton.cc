@@ -2,226 +2,47 @@
 
 #include <algorithm>
 #include <bitset>
-#include <functional>
 #include <map>
 #include <optional>
-#include <queue>
 #include <span>
 #include <string>
-#include <string_view>
-#include <tuple>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/container/node_hash_map.h"
 #include "absl/strings/str_format.h"
+#include "model/constraint/nfa.h"
 #include "model/strict_json.h"
 
 namespace efla {
 namespace {
 
-// Together these keep a compilation below some tenths of a second and 100 MB.
-constexpr size_t kMaxNodes = 1 << 18;  // of the nondeterministic automata
-constexpr size_t kMaxSteps = 1 << 20;  // expressions visited while writing these down
 constexpr size_t kMaxStates = 1 << 16;
 constexpr size_t kMaxTableEntries = 1 << 21;  // 8 MB
-constexpr size_t kMaxWork = 1 << 23;          // nodes visited while making them deterministic
-constexpr size_t kWorkBetweenChecks = 1 << 16;
+constexpr size_t kMaxCalls = 1 << 18;         // of rules, by all states
+constexpr size_t kMaxVisits = 1 << 23;        // of nodes while the automata are made deterministic
 
 // Of what messages tell.
 constexpr size_t kMaxShownName = 60;
 constexpr size_t kMaxShownRules = 6;
 
-absl::Status TooLarge(const char* what, size_t bound) {
-  return absl::InvalidArgumentError(
-      absl::StrFormat("is too large: its automaton has more than %d %s", bound, what));
-}
-
-// A nondeterministic automaton, with edges that take nothing, a byte, or a rule.
-class Nfa {
- public:
-  struct Edge {
-    enum class Kind : uint8_t { kEmpty, kBytes, kRule };
-    Kind kind = Kind::kEmpty;
-    unsigned char first = 0, last = 0;  // kBytes
-    int32_t rule = 0;                   // kRule
-    int32_t to = 0;
-    int32_t next = -1;  // of the same node
-  };
-
-  explicit Nfa(const CodePointSet& characters) : characters_(characters) {}
-
-  int32_t NewNode() {
-    if (first_edge_.size() >= kMaxNodes) {
-      overflow_ = true;
-      return 0;
-    }
-    first_edge_.push_back(-1);
-    return static_cast<int32_t>(first_edge_.size()) - 1;
-  }
-
-  // Adds the paths that `expression` matches, from the node `from` on; gives the node where they end. Nothing
-  // leads back to `from`.
-  int32_t Add(const Expression& expression, int32_t from) {
-    if (++steps_ > kMaxSteps) overflow_ = true;
-    if (overflow_) return from;
-    switch (expression.kind) {
-      case Expression::Kind::kSet:
-        return AddSet(expression.set, from);
-      case Expression::Kind::kLiteral:
-        return AddText(expression.literal, from);
-      case Expression::Kind::kConcat: {
-        for (const ExpressionPtr& part : expression.parts) from = Add(*part, from);
-        return from;
-      }
-      case Expression::Kind::kAlternate: {
-        const int32_t end = NewNode();
-        for (const ExpressionPtr& part : expression.parts) AddEmpty(Add(*part, from), end);
-        return end;
-      }
-      case Expression::Kind::kRepeat:
-        return AddRepeat(expression, from);
-      case Expression::Kind::kRule: {
-        const int32_t end = NewNode();
-        AddEdge(from, {.kind = Edge::Kind::kRule, .rule = expression.rule, .to = end});
-        return end;
-      }
-      case Expression::Kind::kMembers:
-        return AddMembers(expression, from);
-    }
-    return from;
-  }
-
-  bool overflow() const { return overflow_; }
-  size_t size() const { return first_edge_.size(); }
-  const std::vector<Edge>& edges() const { return edges_; }
-  template <typename Visit>
-  void ForEachEdge(int32_t node, Visit visit) const {
-    for (int32_t i = first_edge_[static_cast<size_t>(node)]; i >= 0;
-         i = edges_[static_cast<size_t>(i)].next) {
-      visit(edges_[static_cast<size_t>(i)]);
-    }
-  }
-
- private:
-  void AddEdge(int32_t from, Edge edge) {
-    if (overflow_) return;
-    edge.next = std::exchange(first_edge_[static_cast<size_t>(from)], static_cast<int32_t>(edges_.size()));
-    edges_.push_back(edge);
-  }
-  void AddEmpty(int32_t from, int32_t to) { AddEdge(from, {.kind = Edge::Kind::kEmpty, .to = to}); }
-
-  int32_t AddText(std::string_view text, int32_t from) {
-    while (!text.empty()) {
-      const char32_t c = TakeCodePoint(text);
-      from = AddSet(CodePointSet({{c, c}}), from);
-    }
-    return from;
-  }
-
-  int32_t AddSet(const CodePointSet& set, int32_t from) {
-    const int32_t end = NewNode();
-    std::map<std::tuple<int, int, int32_t>, int32_t> tails;  // the nodes before (first, last, node after)
-    const CodePointSet usable = set.Intersection(characters_);
-    for (const CodePointRange& range : usable.ranges()) {
-      for (const ByteRanges& bytes : Utf8Ranges(range)) {
-        int32_t to = end;
-        for (int i = bytes.length - 1; i > 0 && !overflow_; --i) {
-          const auto [tail, is_new] = tails.try_emplace({bytes.first[i], bytes.last[i], to}, 0);
-          if (is_new) {
-            tail->second = NewNode();
-            AddEdge(tail->second,
-                    {.kind = Edge::Kind::kBytes, .first = bytes.first[i], .last = bytes.last[i], .to = to});
-          }
-          to = tail->second;
-        }
-        AddEdge(from, {.kind = Edge::Kind::kBytes, .first = bytes.first[0], .last = bytes.last[0], .to = to});
-      }
-    }
-    return end;
-  }
-
-  int32_t AddRepeat(const Expression& repeat, int32_t from) {
-    const Expression& part = *repeat.parts.front();
-    for (int64_t i = 0; i < repeat.min && !overflow_; ++i) from = Add(part, from);
-    if (repeat.max == kUnbounded) {
-      const int32_t loop = NewNode();
-      AddEmpty(from, loop);
-      AddEmpty(Add(part, loop), loop);
-      const int32_t end = NewNode();
-      AddEmpty(loop, end);
-      return end;
-    }
-    const int32_t end = NewNode();
-    for (int64_t i = repeat.min; i < repeat.max && !overflow_; ++i) {
-      AddEmpty(from, end);
-      from = Add(part, from);
-    }
-    AddEmpty(from, end);
-    return end;
-  }
-
-  // A member's opening is written once for all that may come next, and only behind it they part: so the nodes
-  // of a state are few while a separator and its spaces are read.
-  int32_t AddMembers(const Expression& members, int32_t from) {
-    const size_t num_parts = members.parts.size();
-    const int32_t end = NewNode();
-    const int32_t extra = members.extra == nullptr ? -1 : NewNode();
-    // By part: where it begins behind the opening or, if it may be left out, a later one.
-    std::vector<int32_t> heads;
-    for (size_t i = 0; i < num_parts; ++i) heads.push_back(NewNode());
-    size_t num_needed = num_parts;  // the parts behind them may all be left out
-    while (num_needed > 0 && !members.required[num_needed - 1]) --num_needed;
-    // `next`: the first part that may come.
-    const auto begin_member = [&](int32_t node, size_t next) {
-      if (next < num_parts) AddEmpty(AddText(members.opening, node), heads[next]);
-      if (extra >= 0 && next >= num_needed) AddEmpty(node, extra);
-    };
-    begin_member(from, 0);
-    if (num_needed == 0) AddEmpty(from, end);
-    for (size_t i = 0; i < num_parts && !overflow_; ++i) {
-      const size_t next = i + 1;
-      if (!members.required[i] && next < num_parts) AddEmpty(heads[i], heads[next]);
-      const int32_t after = Add(*members.parts[i], heads[i]);
-      if (next >= num_needed) AddEmpty(after, end);
-      if (next < num_parts || extra >= 0) begin_member(Add(*members.separator, after), next);
-    }
-    if (extra >= 0) {
-      const int32_t after = Add(*members.extra, extra);
-      AddEmpty(after, end);
-      AddEmpty(Add(*members.separator, after), extra);
-    }
-    return end;
-  }
-
-  const CodePointSet& characters_;
-  std::vector<int32_t> first_edge_;
-  std::vector<Edge> edges_;
-  size_t steps_ = 0;
-  bool overflow_ = false;
-};
-
 }  // namespace
 
 class AutomatonCompiler {
  public:
-  AutomatonCompiler(const Grammar& grammar, const CodePointSet& characters,
-                    const std::function<absl::Status()>& check)
-      : grammar_(grammar), check_(check), nfa_(characters) {}
+  AutomatonCompiler(Grammar grammar, const CodePointSet& characters, WorkCheck& work)
+      : grammar_(std::move(grammar)), work_(work), nfa_(std::in_place, characters, work) {}
 
   absl::StatusOr<ByteAutomaton> Compile() {
     out_.max_depth_ = grammar_.max_depth;
-    for (const Grammar::Rule& rule : grammar_.rules) {
-      const int32_t entry = nfa_.NewNode();
-      entries_.push_back(entry);
-      exits_.push_back(nfa_.Add(*rule.body, entry));
-      if (nfa_.overflow()) return TooLarge("nodes", kMaxNodes);
-    }
-    is_exit_.resize(nfa_.size());
-    for (int32_t exit : exits_) is_exit_[static_cast<size_t>(exit)] = 1;
+    if (absl::Status status = MakeNondeterministic(); !status.ok()) return status;
     FindByteClasses();
     if (absl::Status status = MakeDeterministic(); !status.ok()) return status;
-    FindNeeds();
+    // They take more memory than what comes now.
+    nfa_.reset();
+    ids_ = {};
+    sets_ = {};
+    if (absl::Status status = FindNeeds(); !status.ok()) return status;
     if (absl::Status status = CheckLeftRecursion(); !status.ok()) return status;
     for (size_t rule = 0; rule < starts_.size() && grammar_.every_rule_must_end; ++rule) {
       if (need_[static_cast<size_t>(starts_[rule])] != ByteAutomaton::kUnreachable) continue;
@@ -244,10 +65,25 @@ class AutomatonCompiler {
     int32_t rule = 0, then = 0;
   };
 
+  absl::Status MakeNondeterministic() {
+    std::vector<int32_t> exits;
+    for (Grammar::Rule& rule : grammar_.rules) {
+      const int32_t entry = nfa_->NewNode();
+      entries_.push_back(entry);
+      exits.push_back(nfa_->Add(*rule.body, entry));
+      if (!nfa_->status().ok()) return nfa_->status();
+      rule.body = nullptr;  // for its memory
+    }
+    is_exit_.resize(nfa_->size());
+    for (int32_t exit : exits) is_exit_[static_cast<size_t>(exit)] = 1;
+    stamps_.resize(nfa_->size());
+    return absl::OkStatus();
+  }
+
   void FindByteClasses() {
     std::bitset<257> begins;
     begins.set(0);
-    for (const Nfa::Edge& edge : nfa_.edges()) {
+    for (const Nfa::Edge& edge : nfa_->edges()) {
       if (edge.kind != Nfa::Edge::Kind::kBytes) continue;
       begins.set(edge.first);
       begins.set(size_t{edge.last} + 1);
@@ -258,12 +94,11 @@ class AutomatonCompiler {
     }
   }
 
-  // The nodes reached from `nodes` without taking anything, as far as they have a way out that takes
-  // something or are an exit: sorted, so that equal sets are equal states.
-  std::vector<int32_t> Closure(std::span<const int32_t> nodes) {
+  // Makes `closure_` the nodes reached from `nodes` without taking anything, as far as they have a way out
+  // that takes something or are an exit: sorted, so that equal sets are equal states.
+  void FindClosure(std::span<const int32_t> nodes) {
     ++stamp_;
-    stamps_.resize(nfa_.size());
-    std::vector<int32_t> kept;
+    closure_.clear();
     const auto visit = [&](int32_t node) {
       if (std::exchange(stamps_[static_cast<size_t>(node)], stamp_) != stamp_) visiting_.push_back(node);
     };
@@ -272,64 +107,89 @@ class AutomatonCompiler {
       const int32_t node = visiting_.back();
       visiting_.pop_back();
       bool takes = is_exit_[static_cast<size_t>(node)] != 0;
-      nfa_.ForEachEdge(node, [&](const Nfa::Edge& edge) {
-        ++work_;
+      ++visits_;
+      nfa_->ForEachEdge(node, [&](const Nfa::Edge& edge) {
+        ++visits_;
         if (edge.kind == Nfa::Edge::Kind::kEmpty) {
           visit(edge.to);
         } else {
           takes = true;
         }
       });
-      if (takes) kept.push_back(node);
+      if (takes) closure_.push_back(node);
     }
-    std::sort(kept.begin(), kept.end());
-    return kept;
+    std::sort(closure_.begin(), closure_.end());
   }
 
-  int32_t StateOf(std::span<const int32_t> nodes) {
-    std::vector<int32_t> closure = Closure(nodes);
-    const auto [found, is_new] = ids_.try_emplace(closure, static_cast<int32_t>(sets_.size()));
-    if (is_new) sets_.push_back(std::move(closure));
-    return found->second;
+  // Whether the bounds hold so far and the constraint is still wanted.
+  absl::Status CheckBounds() {
+    if (sets_.size() > kMaxStates) return AutomatonTooLarge("states", kMaxStates);
+    if (sets_.size() * out_.num_classes_ > kMaxTableEntries)
+      return AutomatonTooLarge("table entries", kMaxTableEntries);
+    if (num_calls_ > kMaxCalls) return AutomatonTooLarge("calls", kMaxCalls);
+    if (visits_ > kMaxVisits) return AutomatonTooLarge("node visits", kMaxVisits);
+    return work_.Add(visits_ - std::exchange(visits_told_, visits_));
+  }
+
+  // The state of what is reached from `nodes`.
+  absl::Status FindState(std::span<const int32_t> nodes, int32_t& state) {
+    FindClosure(nodes);
+    const auto [found, is_new] = ids_.try_emplace(closure_, static_cast<int32_t>(sets_.size()));
+    if (is_new) sets_.push_back(&found->first);
+    state = found->second;
+    return CheckBounds();
   }
 
   absl::Status MakeDeterministic() {
-    for (const int32_t& entry : entries_) starts_.push_back(StateOf({&entry, 1}));
-    size_t work_at_check = 0;
-    const size_t num_classes = out_.num_classes_;
-    std::vector<std::vector<int32_t>> by_class(num_classes);
-    std::map<int32_t, std::vector<int32_t>> by_rule;
+    for (const int32_t& entry : entries_) {
+      if (absl::Status status = FindState({&entry, 1}, starts_.emplace_back()); !status.ok()) return status;
+    }
+    by_class_.resize(out_.num_classes_);
     for (size_t state = 0; state < sets_.size(); ++state) {
-      if (sets_.size() > kMaxStates) return TooLarge("states", kMaxStates);
-      if (sets_.size() * num_classes > kMaxTableEntries) return TooLarge("table entries", kMaxTableEntries);
-      if (work_ > kMaxWork) return TooLarge("node visits", kMaxWork);
-      if (check_ != nullptr && work_ - work_at_check >= kWorkBetweenChecks) {
-        work_at_check = work_;
-        if (absl::Status status = check_(); !status.ok()) return status;
+      if (absl::Status status = FindWaysOn(*sets_[state]); !status.ok()) return status;
+      if (absl::Status status = AddRow(); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+
+  // Sorts what the nodes of a state lead to into `by_class_` and `by_rule_`.
+  absl::Status FindWaysOn(const std::vector<int32_t>& nodes) {
+    for (std::vector<int32_t>& targets : by_class_) targets.clear();
+    by_rule_.clear();
+    bool accepts = false;
+    for (int32_t node : nodes) {
+      accepts |= is_exit_[static_cast<size_t>(node)] != 0;
+      nfa_->ForEachEdge(node, [&](const Nfa::Edge& edge) {
+        ++visits_;
+        if (edge.kind == Nfa::Edge::Kind::kRule) by_rule_[edge.rule].push_back(edge.to);
+        if (edge.kind != Nfa::Edge::Kind::kBytes) return;
+        const size_t last = out_.class_of_[edge.last];
+        for (size_t c = out_.class_of_[edge.first]; c <= last; ++c) by_class_[c].push_back(edge.to);
+        visits_ += last - out_.class_of_[edge.first];
+      });
+      if (absl::Status status = CheckBounds(); !status.ok()) return status;
+    }
+    out_.accepts_.push_back(accepts ? 1 : 0);
+    return absl::OkStatus();
+  }
+
+  absl::Status AddRow() {
+    const size_t row = out_.table_.size();
+    out_.table_.resize(row + out_.num_classes_, ByteAutomaton::kNone);
+    for (size_t c = 0; c < out_.num_classes_; ++c) {
+      if (by_class_[c].empty()) continue;
+      if (c > 0 && by_class_[c] == by_class_[c - 1]) {
+        out_.table_[row + c] = out_.table_[row + c - 1];
+      } else if (absl::Status status = FindState(by_class_[c], out_.table_[row + c]); !status.ok()) {
+        return status;
       }
-      bool accepts = false;
-      for (int32_t node : sets_[state]) {
-        accepts |= is_exit_[static_cast<size_t>(node)] != 0;
-        nfa_.ForEachEdge(node, [&](const Nfa::Edge& edge) {
-          if (edge.kind == Nfa::Edge::Kind::kRule) by_rule[edge.rule].push_back(edge.to);
-          if (edge.kind != Nfa::Edge::Kind::kBytes) return;
-          const size_t last = out_.class_of_[edge.last];
-          for (size_t c = out_.class_of_[edge.first]; c <= last; ++c) by_class[c].push_back(edge.to);
-          work_ += last - out_.class_of_[edge.first] + 1;
-        });
-      }
-      out_.accepts_.push_back(accepts ? 1 : 0);
-      const size_t row = out_.table_.size();
-      out_.table_.resize(row + num_classes, ByteAutomaton::kNone);
-      for (size_t c = 0; c < num_classes; ++c) {
-        if (by_class[c].empty()) continue;
-        out_.table_[row + c] =
-            c > 0 && by_class[c] == by_class[c - 1] ? out_.table_[row + c - 1] : StateOf(by_class[c]);
-      }
-      for (std::vector<int32_t>& targets : by_class) targets.clear();
-      std::vector<RuleCall>& calls = rule_calls_.emplace_back();
-      for (auto& [rule, targets] : by_rule) calls.push_back({rule, StateOf(targets)});
-      by_rule.clear();
+    }
+    std::vector<RuleCall>& calls = rule_calls_.emplace_back();
+    for (const auto& [rule, targets] : by_rule_) {
+      RuleCall& call = calls.emplace_back();
+      call.rule = rule;
+      ++num_calls_;
+      if (absl::Status status = FindState(targets, call.then); !status.ok()) return status;
     }
     return absl::OkStatus();
   }
@@ -343,63 +203,89 @@ class AutomatonCompiler {
                        [](int32_t next) { return next == ByteAutomaton::kNone; });
   }
 
-  // The smallest need first: a state's need is known as soon as those of a way on are.
-  void FindNeeds() {
-    const size_t num_states = sets_.size();
-    for (size_t state = 0; state < num_states; ++state)
-      tail_.push_back(EndsAtOnce(static_cast<int32_t>(state)) ? 1 : 0);
-    need_.assign(num_states, ByteAutomaton::kUnreachable);
-    std::vector<std::vector<int32_t>> before(num_states);  // states that a byte leads here from
-    struct Caller {
-      int32_t state, start, then;
-    };
-    std::vector<std::vector<Caller>> by_start(num_states), by_then(num_states);
+  struct Caller {
+    int32_t state, start, then;
+  };
+  // What leads to a state: states by a byte, and callers by the called rule's start or by where they go on.
+  struct WaysTo {
+    std::vector<std::vector<int32_t>> by_byte;
+    std::vector<std::vector<Caller>> by_start, by_then;
+  };
+  absl::Status FindWaysTo(WaysTo& ways) {
+    const size_t num_states = rule_calls_.size();
+    ways.by_byte.resize(num_states);
+    ways.by_start.resize(num_states);
+    ways.by_then.resize(num_states);
     for (size_t state = 0; state < num_states; ++state) {
+      const auto from = static_cast<int32_t>(state);
       int32_t last = ByteAutomaton::kNone;
       for (size_t c = 0; c < out_.num_classes_; ++c) {
         const int32_t next = out_.table_[state * out_.num_classes_ + c];
         if (next != ByteAutomaton::kNone && next != last)
-          before[static_cast<size_t>(next)].push_back(static_cast<int32_t>(state));
+          ways.by_byte[static_cast<size_t>(next)].push_back(from);
         last = next;
       }
       for (const RuleCall& call : rule_calls_[state]) {
-        const Caller caller{static_cast<int32_t>(state), starts_[static_cast<size_t>(call.rule)], call.then};
-        by_start[static_cast<size_t>(caller.start)].push_back(caller);
-        by_then[static_cast<size_t>(caller.then)].push_back(caller);
+        const Caller caller{from, starts_[static_cast<size_t>(call.rule)], call.then};
+        ways.by_start[static_cast<size_t>(caller.start)].push_back(caller);
+        ways.by_then[static_cast<size_t>(caller.then)].push_back(caller);
       }
+      const size_t steps = out_.num_classes_ + rule_calls_[state].size();
+      if (absl::Status status = work_.Add(steps); !status.ok()) return status;
     }
-    using Entry = std::pair<int32_t, int32_t>;  // need, state
-    std::priority_queue<Entry, std::vector<Entry>, std::greater<>> queue;
+    return absl::OkStatus();
+  }
+
+  // The smallest need first: a state's need is known as soon as those of a way on are.
+  absl::Status FindNeeds() {
+    WaysTo ways;
+    if (absl::Status status = FindWaysTo(ways); !status.ok()) return status;
+    const size_t num_states = rule_calls_.size();
+    for (size_t state = 0; state < num_states; ++state)
+      tail_.push_back(EndsAtOnce(static_cast<int32_t>(state)) ? 1 : 0);
+    need_.assign(num_states, ByteAutomaton::kUnreachable);
+    std::map<int32_t, std::vector<int32_t>> found;  // states, by need
+    const auto find = [&](int32_t state, int32_t need) {
+      if (need_[static_cast<size_t>(state)] == ByteAutomaton::kUnreachable) found[need].push_back(state);
+    };
     for (size_t state = 0; state < num_states; ++state) {
-      if (out_.accepts_[state] != 0) queue.push({0, static_cast<int32_t>(state)});
+      if (out_.accepts_[state] != 0) find(static_cast<int32_t>(state), 0);
     }
-    while (!queue.empty()) {
-      const auto [need, state] = queue.top();
-      queue.pop();
-      int32_t& known = need_[static_cast<size_t>(state)];
-      if (known != ByteAutomaton::kUnreachable) continue;
-      known = need;
-      for (int32_t from : before[static_cast<size_t>(state)]) queue.push({need, from});
+    while (!found.empty()) {
+      const auto least = found.begin();
+      if (least->second.empty()) {
+        found.erase(least);
+        continue;
+      }
+      const int32_t need = least->first;
+      const auto state = static_cast<size_t>(least->second.back());
+      least->second.pop_back();
+      if (std::exchange(need_[state], std::min(need, need_[state])) != ByteAutomaton::kUnreachable) continue;
+      for (int32_t from : ways.by_byte[state]) find(from, need);
       const auto call = [&](const Caller& caller) {
         const int32_t inside = need_[static_cast<size_t>(caller.start)];
         const int32_t after = need_[static_cast<size_t>(caller.then)];
         if (inside == ByteAutomaton::kUnreachable || after == ByteAutomaton::kUnreachable) return;
         const bool tail = tail_[static_cast<size_t>(caller.then)] != 0;
-        queue.push({tail ? inside : std::max(inside + 1, after), caller.state});
+        find(caller.state, tail ? inside : std::max(inside + 1, after));
       };
-      for (const Caller& caller : by_start[static_cast<size_t>(state)]) call(caller);
-      for (const Caller& caller : by_then[static_cast<size_t>(state)]) call(caller);
+      for (const Caller& caller : ways.by_start[state]) call(caller);
+      for (const Caller& caller : ways.by_then[state]) call(caller);
+      const size_t steps =
+          1 + ways.by_byte[state].size() + ways.by_start[state].size() + ways.by_then[state].size();
+      if (absl::Status status = work_.Add(steps); !status.ok()) return status;
     }
+    return absl::OkStatus();
   }
 
   // By state: whether its rule may end there without a byte.
   std::vector<uint8_t> StatesThatMayEndAtOnce() const {
-    const size_t num_states = sets_.size();
+    const size_t num_states = rule_calls_.size();
     std::vector<uint8_t> empty = out_.accepts_;
-    struct Caller {
+    struct MayBe {
       int32_t state, other;  // it may once the other of the called rule's start and of `then` may
     };
-    std::vector<std::vector<Caller>> callers(num_states);
+    std::vector<std::vector<MayBe>> callers(num_states);
     std::vector<int32_t> found;
     for (size_t state = 0; state < num_states; ++state) {
       if (empty[state] != 0) found.push_back(static_cast<int32_t>(state));
@@ -412,7 +298,7 @@ class AutomatonCompiler {
     while (!found.empty()) {
       const int32_t state = found.back();
       found.pop_back();
-      for (const Caller& caller : callers[static_cast<size_t>(state)]) {
+      for (const MayBe& caller : callers[static_cast<size_t>(state)]) {
         if (empty[static_cast<size_t>(caller.other)] == 0) continue;
         if (std::exchange(empty[static_cast<size_t>(caller.state)], 1) == 0) found.push_back(caller.state);
       }
@@ -497,7 +383,7 @@ class AutomatonCompiler {
     const auto dead = [&](int32_t state) {
       return need_[static_cast<size_t>(state)] == ByteAutomaton::kUnreachable;
     };
-    for (size_t state = 0; state < sets_.size(); ++state) {
+    for (size_t state = 0; state < rule_calls_.size(); ++state) {
       int32_t after_byte = ByteAutomaton::kUnreachable;
       for (size_t c = 0; c < out_.num_classes_; ++c) {
         int32_t& next = out_.table_[state * out_.num_classes_ + c];
@@ -526,23 +412,26 @@ class AutomatonCompiler {
     out_.need_ = std::move(need_);
   }
 
-  const Grammar& grammar_;
-  const std::function<absl::Status()>& check_;
-  Nfa nfa_;
-  std::vector<int32_t> entries_, exits_;  // nodes, by rule
-  std::vector<uint8_t> is_exit_;          // by node
-  std::vector<uint32_t> stamps_;          // by node: the last closure that visited it
-  std::vector<int32_t> visiting_;
-  uint32_t stamp_ = 0;
-  size_t work_ = 0;
+  Grammar grammar_;  // its rules lose their bodies
+  WorkCheck& work_;
+  std::optional<Nfa> nfa_;
+  std::vector<int32_t> entries_;  // nodes, by rule
+  std::vector<uint8_t> is_exit_;  // by node
+  size_t visits_ = 0, visits_told_ = 0, num_calls_ = 0;
 
-  absl::flat_hash_map<std::vector<int32_t>, int32_t> ids_;
-  std::vector<std::vector<int32_t>> sets_;         // nodes, by state
-  std::vector<std::vector<RuleCall>> rule_calls_;  // by state
-  std::vector<int32_t> starts_;                    // states, by rule
+  absl::node_hash_map<std::vector<int32_t>, int32_t> ids_;  // states, by nodes
+  std::vector<const std::vector<int32_t>*> sets_;           // nodes, by state
+  std::vector<std::vector<RuleCall>> rule_calls_;           // by state
+  std::vector<int32_t> starts_;                             // states, by rule
   std::vector<int32_t> need_;
   std::vector<uint8_t> tail_;  // by state: EndsAtOnce
   ByteAutomaton out_;
+  // Scratch, kept for its memory.
+  std::vector<uint32_t> stamps_;  // by node: the last closure that visited it
+  uint32_t stamp_ = 0;
+  std::vector<int32_t> visiting_, closure_;
+  std::vector<std::vector<int32_t>> by_class_;
+  std::map<int32_t, std::vector<int32_t>> by_rule_;
 };
 
 size_t ByteAutomaton::memory_bytes() const {
@@ -550,9 +439,9 @@ size_t ByteAutomaton::memory_bytes() const {
          accepts_.size() + calls_.size() * sizeof(Call);
 }
 
-absl::StatusOr<ByteAutomaton> ByteAutomaton::Compile(const Grammar& grammar, const CodePointSet& characters,
-                                                     const std::function<absl::Status()>& check) {
-  return AutomatonCompiler(grammar, characters, check).Compile();
+absl::StatusOr<ByteAutomaton> ByteAutomaton::Compile(Grammar grammar, const CodePointSet& characters,
+                                                     WorkCheck& work) {
+  return AutomatonCompiler(std::move(grammar), characters, work).Compile();
 }
 
 }  // namespace efla

@@ -5,15 +5,14 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <limits>
 #include <span>
 #include <vector>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "model/constraint/code_points.h"
 #include "model/constraint/expression.h"
+#include "model/constraint/work_check.h"
 
 namespace efla {
 
@@ -35,9 +34,9 @@ class ByteAutomaton {
 
   // Keeps to texts of `characters`. INVALID_ARGUMENT for left recursion, for a constraint that nothing meets,
   // and for one that is too large, naming the bound. Ways that can never be finished are left out.
-  // `check`, unless null, is asked every few milliseconds: an error ends the work with it.
-  static absl::StatusOr<ByteAutomaton> Compile(const Grammar& grammar, const CodePointSet& characters,
-                                               const std::function<absl::Status()>& check = nullptr);
+  // An error of `work`'s check ends it.
+  static absl::StatusOr<ByteAutomaton> Compile(Grammar grammar, const CodePointSet& characters,
+                                               WorkCheck& work);
 
   int32_t start() const { return start_; }
   int max_depth() const { return max_depth_; }

@@ -86,21 +86,25 @@ absl::StatusOr<Grammar> RegexGrammar(const std::string& text) {
   return grammar;
 }
 
-absl::StatusOr<Grammar> GrammarOf(const ConstraintSpec& spec, const CodePointSet& characters) {
+absl::StatusOr<Grammar> GrammarOf(const ConstraintSpec& spec, const CodePointSet& characters,
+                                  WorkCheck& work) {
   if (absl::Status status = CheckSize(spec); !status.ok()) return status;
   if (spec.kind == ConstraintSpec::Kind::kChoices) return ChoicesGrammar(spec.choices, characters);
   if (spec.kind == ConstraintSpec::Kind::kJsonObject) return AnyJsonObject();
   if (spec.kind == ConstraintSpec::Kind::kRegex) return RegexGrammar(spec.text);
-  if (spec.kind == ConstraintSpec::Kind::kJsonSchema) return ParseJsonSchema(spec.text);
+  if (spec.kind == ConstraintSpec::Kind::kJsonSchema) return ParseJsonSchema(spec.text, work);
   return ParseGrammar(spec.text);
 }
 
 absl::StatusOr<std::shared_ptr<const CompiledConstraint>> Compile(
     const ConstraintSpec& spec, std::shared_ptr<const ConstraintVocabulary> vocabulary,
     const CompilationCheck& check) {
-  const absl::StatusOr<Grammar> grammar = GrammarOf(spec, vocabulary->characters());
+  WorkCheck work(check);
+  absl::StatusOr<Grammar> grammar = GrammarOf(spec, vocabulary->characters(), work);
   if (!grammar.ok()) return grammar.status();
-  absl::StatusOr<ByteAutomaton> automaton = ByteAutomaton::Compile(*grammar, vocabulary->characters(), check);
+  if (absl::Status status = work.Ask(); !status.ok()) return status;  // reading takes milliseconds at most
+  absl::StatusOr<ByteAutomaton> automaton =
+      ByteAutomaton::Compile(*std::move(grammar), vocabulary->characters(), work);
   if (!automaton.ok()) return automaton.status();
   return std::make_shared<const CompiledConstraint>(*std::move(automaton), std::move(vocabulary));
 }

@@ -63,11 +63,13 @@ inline constexpr size_t kMaxConstraintBytes = 64 * 1024;  // of the text, or of 
 inline constexpr size_t kMaxConstraintChoices = 1024;
 
 using CompiledOrError = absl::StatusOr<std::shared_ptr<const Constraint>>;
-// Whether a compilation is still wanted, asked every few milliseconds: an error ends it, and is its result.
+// Whether a compilation is still wanted, asked every few milliseconds, about 0.1 s apart at most: an
+// error ends it, and is its result.
 using CompilationCheck = std::function<absl::Status()>;
 
-// INVALID_ARGUMENT naming the place and the reason. Bounded: at most some tenths of a second and some 100 MB,
-// for hostile specifications only; milliseconds for common ones. Not for gRPC's or the engine's threads.
+// INVALID_ARGUMENT naming the place and the reason. Bounded: at most some tenths of a second and 100 MB, for
+// hostile specifications only; milliseconds for common ones. A stack of 512 KB is enough. Not for gRPC's or
+// the engine's threads.
 CompiledOrError CompileConstraint(const ConstraintSpec& spec,
                                   std::shared_ptr<const ConstraintVocabulary> vocabulary,
                                   const CompilationCheck& check = nullptr);

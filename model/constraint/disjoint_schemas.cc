@@ -23,6 +23,10 @@ bool IsObjectWith(const Json& schema, const std::string& name) {
          schema["properties"].is_object() && schema["properties"].contains(name);
 }
 
+size_t NumListed(const Json& schema, const char* keyword) {
+  return schema.contains(keyword) ? schema[keyword].size() : 0;
+}
+
 // The list of the values that alone can meet a flat schema; nullopt where it lists none.
 std::optional<Json> ListedValues(const Json& schema) {
   if (schema.contains("const")) return Json::array({schema["const"]});
@@ -53,12 +57,13 @@ Listing Compare(const std::vector<Json>& schemas) {
   return listing;
 }
 
-// Whether certainly no value meets both; both flat.
-bool Disjoint(FlatSchemas& schemas, const Json& a, const Json& b, int depth) {
+// Whether certainly no value meets both, or there is an error; both flat, of a oneOf `at` that pointer.
+bool Disjoint(FlatSchemas& schemas, const Json& a, const Json& b, const std::string& at, int depth) {
   if (a.is_boolean() || b.is_boolean()) return true;  // one is met by nothing
   if (depth > 4) return false;
   const std::optional<Json> ours = ListedValues(a), theirs = ListedValues(b);
   if (ours && theirs) {
+    if (!schemas.MayCompare(ours->size() * theirs->size(), at)) return true;
     return std::none_of(ours->begin(), ours->end(), [&](const Json& value) {
       return std::find(theirs->begin(), theirs->end(), value) != theirs->end();
     });
@@ -87,13 +92,15 @@ bool Disjoint(FlatSchemas& schemas, const Json& a, const Json& b, int depth) {
   }
   const Json &our_properties = a["properties"], &their_properties = b["properties"];
   for (const Json& name : a["required"]) {
+    if (!schemas.MayCompare(b["required"].size() + our_properties.size() + their_properties.size(), at))
+      return true;
     const bool both = std::find(b["required"].begin(), b["required"].end(), name) != b["required"].end();
     if (!both || !name.is_string()) continue;
     const std::string key = name.get<std::string>();
     if (!our_properties.contains(key) || !their_properties.contains(key)) continue;
-    const std::string at = "/properties/" + PointerToken(key);
-    if (Disjoint(schemas, schemas.Flatten(our_properties[key], at, depth + 1),
-                 schemas.Flatten(their_properties[key], at, depth + 1), depth + 1)) {
+    const std::string property = "/properties/" + PointerToken(key);
+    if (Disjoint(schemas, schemas.Flatten(our_properties[key], property, depth + 1),
+                 schemas.Flatten(their_properties[key], property, depth + 1), at, depth + 1)) {
       return true;
     }
   }
@@ -115,7 +122,7 @@ bool SettledByLists(FlatSchemas& schemas, const std::vector<Json>& branches, con
     if (!listing.all_list) return false;
     if (!listing.same) return true;
     const auto [one, other] = *listing.same;
-    if (Disjoint(schemas, branches[one], branches[other], 0)) return false;
+    if (Disjoint(schemas, branches[one], branches[other], at, 0)) return false;
     FailAsNotDisjoint(schemas, at, one, other);
     return true;
   };
@@ -131,6 +138,8 @@ bool SettledByLists(FlatSchemas& schemas, const std::vector<Json>& branches, con
         values.emplace_back(false);
         continue;
       }
+      if (!schemas.MayCompare(NumListed(branches[i], "required") + NumListed(branches[i], "properties"), at))
+        return true;
       if (!IsObjectWith(branches[i], name)) break;
       values.push_back(schemas.Flatten(branches[i]["properties"][name],
                                        absl::StrFormat("%s/%d/properties/%s", at, i, PointerToken(name)), 1));
@@ -154,7 +163,7 @@ void CheckDisjoint(FlatSchemas& schemas, const std::vector<Json>& branches, cons
             at, absl::StrFormat("more than %d pairs of its schemas would have to be compared; a property "
                                 "that all require, with a const of its own in each, tells them apart at once",
                                 kMaxComparedPairs));
-      } else if (!Disjoint(schemas, branches[k], branches[i], 0)) {
+      } else if (!Disjoint(schemas, branches[k], branches[i], at, 0)) {
         FailAsNotDisjoint(schemas, at, k, i);
       }
     }

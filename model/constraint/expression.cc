@@ -45,6 +45,14 @@ ExpressionPtr Repeat(ExpressionPtr part, int64_t min, int64_t max) {
   return std::make_shared<const Expression>(std::move(expression));
 }
 
+ExpressionPtr Leading(std::vector<ExpressionPtr> parts, int64_t min) {
+  Expression expression;
+  expression.kind = Expression::Kind::kLeading;
+  expression.parts = std::move(parts);
+  expression.min = min;
+  return std::make_shared<const Expression>(std::move(expression));
+}
+
 ExpressionPtr Optional(ExpressionPtr part) { return Repeat(std::move(part), 0, 1); }
 
 ExpressionPtr RuleReference(int rule) {
@@ -55,6 +63,12 @@ ExpressionPtr RuleReference(int rule) {
 }
 
 ExpressionPtr Nothing() { return Alternate({}); }
+
+size_t NumExpressions(const Expression& expression) {
+  size_t count = 1;
+  for (const ExpressionPtr& part : expression.parts) count += NumExpressions(*part);
+  return count;
+}
 
 int Grammar::AddRule(std::string name, ExpressionPtr body) {
   rules.push_back({std::move(name), std::move(body), 0});

@@ -2,6 +2,7 @@
 #ifndef EFLA_MODEL_CONSTRAINT_EXPRESSION_H_
 #define EFLA_MODEL_CONSTRAINT_EXPRESSION_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -16,12 +17,12 @@ struct Expression;
 using ExpressionPtr = std::shared_ptr<const Expression>;  // parts may be shared
 
 struct Expression {
-  enum class Kind { kSet, kLiteral, kConcat, kAlternate, kRepeat, kRule, kMembers };
+  enum class Kind { kSet, kLiteral, kConcat, kAlternate, kRepeat, kLeading, kRule, kMembers };
   Kind kind = Kind::kConcat;
   CodePointSet set;                  // kSet: one character of it
   std::string literal;               // kLiteral: this text, valid UTF-8
-  std::vector<ExpressionPtr> parts;  // kConcat, kAlternate, kMembers: in order; kRepeat: one
-  int64_t min = 0, max = 0;          // kRepeat
+  std::vector<ExpressionPtr> parts;  // kConcat, kAlternate, kLeading, kMembers: in order; kRepeat: one
+  int64_t min = 0, max = 0;          // kRepeat; min of kLeading: that many of the parts, or more
   int rule = 0;                      // kRule
   // kMembers: parts in this order, any that is not required left out, each behind the text `opening`; then
   // any number of `extra`, unless null. Between all of them `separator`.
@@ -38,9 +39,12 @@ ExpressionPtr Literal(std::string text);
 ExpressionPtr Concat(std::vector<ExpressionPtr> parts);
 ExpressionPtr Alternate(std::vector<ExpressionPtr> parts);  // none: matches nothing
 ExpressionPtr Repeat(ExpressionPtr part, int64_t min, int64_t max);
+ExpressionPtr Leading(std::vector<ExpressionPtr> parts, int64_t min);
 ExpressionPtr Optional(ExpressionPtr part);
 ExpressionPtr RuleReference(int rule);
 ExpressionPtr Nothing();  // not even the empty text
+// Parts that are shared count wherever they stand.
+size_t NumExpressions(const Expression& expression);
 
 struct Grammar {
   struct Rule {

@@ -12,8 +12,11 @@
 namespace efla {
 namespace {
 
-constexpr int kMaxSchemas = 8192;       // visited
-constexpr size_t kMaxCopied = 1 << 20;  // JSON values, while schemas are merged
+constexpr int kMaxSchemas = 8192;         // visited
+constexpr size_t kMaxCopied = 1 << 19;    // JSON values, while schemas are merged
+constexpr size_t kTextBytesAsValue = 32;  // of strings, which are copied too
+constexpr size_t kStepsOfCopy = 16;       // of a value
+constexpr size_t kMaxCompared = 1 << 23;  // pairs of values
 
 constexpr const char* kTypes[] = {"object", "array", "string", "number", "integer", "boolean", "null"};
 
@@ -60,15 +63,20 @@ bool IsOneOf(const std::string& name, const char* const (&names)[n]) {
   return std::find(std::begin(names), std::end(names), name) != std::end(names);
 }
 
+// Adds to a list that `one` is already, so that merging one after the other makes nothing deeper.
 Json Both(const Json& one, const Json& other) {
-  Json both = Json::object();
-  both["allOf"] = Json::array({one, other});
+  const bool is_list = one.is_object() && one.size() == 1 && one.contains("allOf") && one["allOf"].is_array();
+  Json both = is_list ? one : Json::object({{"allOf", Json::array({one})}});
+  both["allOf"].push_back(other);
   return both;
 }
 
 size_t NumValues(const Json& value) {
+  if (value.is_string()) return 1 + value.get_ref<const std::string&>().size() / kTextBytesAsValue;
   size_t count = 1;
-  if (value.is_structured()) {
+  if (value.is_object()) {
+    for (const auto& [name, part] : value.items()) count += NumValues(part) + name.size() / kTextBytesAsValue;
+  } else if (value.is_array()) {
     for (const Json& part : value) count += NumValues(part);
   }
   return count;
@@ -220,10 +228,20 @@ Json FlatSchemas::Flatten(const Json& schema, const std::string& pointer, int de
 }
 
 bool FlatSchemas::MayCopy(const Json& value, const std::string& pointer) {
-  num_copied_ += NumValues(value);
-  if (num_copied_ <= kMaxCopied) return true;
-  Fail(pointer, absl::StrFormat("merging its schemas takes more than %d values", kMaxCopied));
-  return false;
+  const size_t num_values = NumValues(value);
+  num_copied_ += num_values;
+  if (num_copied_ > kMaxCopied)
+    Fail(pointer, absl::StrFormat("merging its schemas takes more than %d values", kMaxCopied));
+  AskCheck(num_values * kStepsOfCopy);
+  return ok();
+}
+
+bool FlatSchemas::MayCompare(size_t num_pairs, const std::string& pointer) {
+  num_compared_ += num_pairs;
+  if (num_compared_ > kMaxCompared)
+    Fail(pointer, absl::StrFormat("telling its schemas apart takes more than %d comparisons", kMaxCompared));
+  AskCheck(num_pairs);
+  return ok();
 }
 
 Json FlatSchemas::Merge(const Json& a, const Json& b, const std::string& pointer) {
@@ -344,7 +362,8 @@ std::vector<std::string> FlatSchemas::Types(const Json& type, const std::string&
                           Printable(one.dump(), 40)));
       return {};
     }
-    types.push_back(one.get<std::string>());
+    const std::string& name = one.get_ref<const std::string&>();
+    if (std::find(types.begin(), types.end(), name) == types.end()) types.push_back(name);
   }
   if (types.empty()) Fail(pointer + "/type", "a type is needed");
   return types;

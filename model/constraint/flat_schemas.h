@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "model/constraint/work_check.h"
 
 namespace efla {
 
@@ -29,12 +30,19 @@ std::vector<std::string> TypesSpokenOf(const Json& schema);
 // return means nothing. Pointers are JSON pointers from the document's root.
 class FlatSchemas {
  public:
-  explicit FlatSchemas(const Json& root) : root_(root) {}  // which must outlive this
+  FlatSchemas(const Json& root, WorkCheck& work) : root_(root), work_(work) {}  // which must outlive this
 
   const Json& root() const { return root_; }
   bool ok() const { return status_.ok(); }
-  const absl::Status& status() const { return status_; }  // INVALID_ARGUMENT, naming the pointer
+  // INVALID_ARGUMENT, naming the pointer, or what the check says.
+  const absl::Status& status() const { return status_; }
   void Fail(const std::string& pointer, std::string_view what);
+  // Of work that the bounds below do not count.
+  void AskCheck(size_t steps) {
+    if (status_.ok()) status_ = work_.Add(steps);
+  }
+  // Counts what is about to be compared, values with values, for oneOf; false after an error.
+  bool MayCompare(size_t num_pairs, const std::string& pointer);
 
   // The schema that a reference names; null after an error. `target` is its pointer.
   const Json* Resolve(const Json& reference, const std::string& pointer, std::string& target);
@@ -55,9 +63,11 @@ class FlatSchemas {
   bool MayCopy(const Json& value, const std::string& pointer);
 
   const Json& root_;
+  WorkCheck& work_;
   absl::Status status_;
   int num_schemas_ = 0;
   size_t num_copied_ = 0;  // JSON values
+  size_t num_compared_ = 0;
 };
 
 }  // namespace efla

@@ -24,6 +24,10 @@ namespace {
 constexpr size_t kMaxRuleAlternatives = 24;
 constexpr size_t kMaxShownPointer = 40;  // in rules' names
 constexpr size_t kMaxExcludedName = 256;
+constexpr size_t kMaxExpressions = 1 << 18;  // some 70 MB
+constexpr size_t kStepsOfExpression = 8;
+constexpr size_t kExpressionsOfMember = 8;        // or of an item, its value apart
+constexpr size_t kExpressionsOfExcludedByte = 5;  // of a name that others must not be
 
 // Dates of the Gregorian calendar as RFC 3339 writes them, times without leap seconds.
 constexpr std::string_view kDate =
@@ -46,7 +50,7 @@ std::optional<std::string> FormatRegex(const std::string& format) {
 
 class SchemaCompiler {
  public:
-  explicit SchemaCompiler(const Json& root) : schemas_(root), json_(grammar_) {
+  SchemaCompiler(const Json& root, WorkCheck& work) : schemas_(root, work), json_(grammar_) {
     grammar_.max_depth = kMaxJsonDepth;
   }
 
@@ -91,15 +95,32 @@ class SchemaCompiler {
   // The texts of the values that meet `schema`.
   ExpressionPtr Value(const Json& schema, const std::string& pointer) {
     if (!schemas_.ok()) return Nothing();
-    if (depth_ >= kMaxSchemaDepth) {
-      return Fail(pointer,
-                  absl::StrFormat("schemas are nested deeper than %d; one that contains itself must do so by "
-                                  "a $ref with nothing beside it",
-                                  kMaxSchemaDepth));
-    }
-    ++depth_;
+    if (!Enter(pointer)) return Nothing();
     ExpressionPtr value = NestedValue(schema, pointer);
     --depth_;
+    return value;
+  }
+
+  bool Enter(const std::string& pointer) {
+    if (depth_ < kMaxSchemaDepth) return ++depth_, true;
+    Fail(pointer,
+         absl::StrFormat("schemas are nested deeper than %d; one that contains itself must do so by a "
+                         "$ref with nothing beside it",
+                         kMaxSchemaDepth));
+    return false;
+  }
+
+  // Before or after so many expressions are made; false after an error.
+  bool CountExpressions(size_t num_expressions, const std::string& pointer) {
+    num_expressions_ += num_expressions;
+    if (num_expressions_ > kMaxExpressions)
+      Fail(pointer, absl::StrFormat("is too large: with it, the schemas take more than %d expressions",
+                                    kMaxExpressions));
+    schemas_.AskCheck(num_expressions * kStepsOfExpression);
+    return schemas_.ok();
+  }
+  ExpressionPtr Counted(ExpressionPtr value, const std::string& pointer) {
+    CountExpressions(NumExpressions(*value), pointer);
     return value;
   }
 
@@ -113,18 +134,20 @@ class SchemaCompiler {
     const Json* all = OnlyKeyword(schema, "allOf");
     if (all != nullptr && all->is_array() && all->size() == 1)
       return Value(all->front(), pointer + "/allOf/0");
-    return FlatValue(schemas_.Flatten(schema, pointer, 0), pointer, 0);
+    return FlatValue(schemas_.Flatten(schema, pointer, 0), pointer);
   }
 
-  ExpressionPtr FlatValue(const Json& schema, const std::string& pointer, int depth) {
+  ExpressionPtr FlatValue(const Json& schema, const std::string& pointer) {
     const bool inlines = std::exchange(inlines_next_, false);
     if (!schemas_.ok() || schema.is_boolean()) return Nothing();
-    if (depth > kMaxSchemaDepth)
-      return Fail(pointer, absl::StrFormat("anyOf and oneOf are nested deeper than %d", kMaxSchemaDepth));
     for (const char* keyword : {"anyOf", "oneOf"}) {
-      if (schema.contains(keyword)) return AnyOf(schema, keyword, pointer, depth);
+      if (!schema.contains(keyword)) continue;
+      if (!Enter(pointer)) return Nothing();
+      ExpressionPtr value = AnyOf(schema, keyword, pointer);
+      --depth_;
+      return value;
     }
-    if (schema.contains("enum") || schema.contains("const")) return Listed(schema, pointer);
+    if (schema.contains("enum") || schema.contains("const")) return Counted(Listed(schema, pointer), pointer);
     std::vector<std::string> types;
     if (schema.contains("type")) {
       types = schemas_.Types(schema["type"], pointer);
@@ -172,14 +195,14 @@ class SchemaCompiler {
                        bool inlines) {
     if (type == "object") return Object(schema, pointer, inlines);
     if (type == "array") return Array(schema, pointer, inlines);
-    if (type == "string") return String(schema, pointer);
-    if (type == "number") return Number(schema, pointer);
-    if (type == "integer") return Integer(schema, pointer);
+    if (type == "string") return Counted(String(schema, pointer), pointer);
+    if (type == "number") return Counted(Number(schema, pointer), pointer);
+    if (type == "integer") return Counted(Integer(schema, pointer), pointer);
     if (type == "null") return Literal("null");
     return Alternate({Literal("true"), Literal("false")});
   }
 
-  ExpressionPtr AnyOf(const Json& schema, const std::string& keyword, const std::string& pointer, int depth) {
+  ExpressionPtr AnyOf(const Json& schema, const std::string& keyword, const std::string& pointer) {
     const std::string at = pointer + "/" + keyword;
     const Json& listed = schema[keyword];
     if (!listed.is_array() || listed.empty()) return Fail(at, "a list of schemas is needed");
@@ -190,7 +213,7 @@ class SchemaCompiler {
     if (!beside.empty() || keyword == "oneOf") {
       for (size_t i = 0; i < listed.size() && schemas_.ok(); ++i) {
         branches.push_back(
-            schemas_.Merge(beside, schemas_.Flatten(listed[i], branch_at(i), depth + 1), branch_at(i)));
+            schemas_.Merge(beside, schemas_.Flatten(listed[i], branch_at(i), 0), branch_at(i)));
       }
       if (keyword == "oneOf") CheckDisjoint(schemas_, branches, at);
     }
@@ -198,7 +221,7 @@ class SchemaCompiler {
     std::vector<ExpressionPtr> ways;
     for (size_t i = 0; i < listed.size() && schemas_.ok(); ++i) {
       inlines_next_ = inlines;
-      ways.push_back(!beside.empty() ? FlatValue(branches[i], branch_at(i), depth + 1)
+      ways.push_back(!beside.empty() ? FlatValue(branches[i], branch_at(i))
                      : inlines       ? InlineValue(listed[i], branch_at(i))
                                      : Value(listed[i], branch_at(i)));
       inlines_next_ = false;
@@ -264,6 +287,7 @@ class SchemaCompiler {
     members.separator = JsonSeparator();
     members.opening = "\"";  // of a name
     const auto add = [&](const std::string& name, ExpressionPtr value, bool is_required) {
+      if (!CountExpressions(kExpressionsOfMember, pointer)) return;
       names.push_back(name);
       members.parts.push_back(JsonMember(Literal(Json(name).dump().substr(1)), std::move(value)));
       members.required.push_back(is_required);
@@ -276,21 +300,26 @@ class SchemaCompiler {
     const bool asked = schema.contains("additionalProperties");
     const Json additional = asked ? schema["additionalProperties"] : Json(true);
     const std::string additional_at = pointer + "/additionalProperties";
-    const auto additional_value = [&] { return Value(additional, additional_at); };
+    ExpressionPtr additional_value;
+    const auto value_of_additional = [&] {
+      if (additional_value == nullptr) additional_value = Value(additional, additional_at);
+      return additional_value;
+    };
     std::set<std::string> listed(names.begin(), names.end());
     for (const Json& item : schema.value("required", Json::array())) {
       const std::string name = item.get<std::string>();
-      if (listed.insert(name).second) add(name, additional_value(), true);
+      if (listed.insert(name).second) add(name, value_of_additional(), true);
     }
     const bool open = asked ? additional != false : !schema.contains("properties");
     if (open) {
       for (const std::string& name : names) {
+        if (!CountExpressions(name.size() * kExpressionsOfExcludedByte, additional_at)) return Nothing();
         if (name.size() <= kMaxExcludedName) continue;
         return Fail(additional_at,
                     absl::StrFormat("a property's name has %d bytes; beside additional ones the limit is %d",
                                     name.size(), kMaxExcludedName));
       }
-      members.extra = JsonMember(NewRule(additional_at, JsonStringExcept(names)), additional_value());
+      members.extra = JsonMember(NewRule(additional_at, JsonStringExcept(names)), value_of_additional());
     }
     ExpressionPtr object = JsonObjectOf(std::make_shared<const Expression>(std::move(members)));
     return inlines ? object : NewRule(pointer, std::move(object));
@@ -318,6 +347,7 @@ class SchemaCompiler {
     if (!has_items && !schema.contains("prefixItems") && min == 0 && max == kUnbounded) return json_.Array();
     std::vector<ExpressionPtr> prefix;
     for (const Json& item : schema.value("prefixItems", Json::array())) {
+      if (!CountExpressions(kExpressionsOfMember, pointer)) return Nothing();
       prefix.push_back(Value(item, absl::StrFormat("%s/prefixItems/%d", pointer, prefix.size())));
     }
     // After a prefix, items that no schema is given for come only where minItems asks for them.
@@ -350,7 +380,9 @@ class SchemaCompiler {
                     absl::StrFormat("\"%s\" is not supported; date, time, date-time, uuid and ipv4 are",
                                     Printable(format, 40)));
       }
-      return Pattern(*regex, /*whole=*/true, pointer + "/format");
+      ExpressionPtr& text = formats_[format];
+      if (text == nullptr) text = Pattern(*regex, /*whole=*/true, pointer + "/format");
+      return text;
     }
     if (has_pattern)
       return Pattern(schema["pattern"].get<std::string>(), /*whole=*/false, pointer + "/pattern");
@@ -437,15 +469,17 @@ class SchemaCompiler {
   std::vector<Waiting> waiting_;
   bool inlines_next_ = false;      // for the next FlatValue
   bool inside_reference_ = false;  // of InlineValue
-  int depth_ = 0;                  // of Value() in itself
+  int depth_ = 0;                  // of Value() and AnyOf() in each other
+  size_t num_expressions_ = 0;
+  std::map<std::string, ExpressionPtr> formats_;
 };
 
 }  // namespace
 
-absl::StatusOr<Grammar> ParseJsonSchema(const std::string& text) {
+absl::StatusOr<Grammar> ParseJsonSchema(const std::string& text, WorkCheck& work) {
   if (const auto checked = ParseJsonObject(text, "the schema"); !checked.ok()) return checked.status();
   const Json schema = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  return SchemaCompiler(schema).Compile();
+  return SchemaCompiler(schema, work).Compile();
 }
 
 Grammar AnyJsonObject() {

@@ -7,11 +7,13 @@
 
 #include "absl/status/statusor.h"
 #include "model/constraint/expression.h"
+#include "model/constraint/work_check.h"
 
 namespace efla {
 
 // INVALID_ARGUMENT naming the JSON pointer of the keyword: "/properties/a/not: ...".
-absl::StatusOr<Grammar> ParseJsonSchema(const std::string& text);
+// An error of `work`'s check ends it.
+absl::StatusOr<Grammar> ParseJsonSchema(const std::string& text, WorkCheck& work);
 // Any JSON object.
 Grammar AnyJsonObject();
 

@@ -1,16 +1,18 @@
 #include "model/constraint/json_text.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
-#include "absl/strings/str_format.h"
+#include "absl/container/flat_hash_map.h"
 
 namespace efla {
 namespace {
 
 // What stands for itself in a string.
-CodePointSet Unescaped() {
-  return CodePointSet({{0x20, '"' - 1}, {'"' + 1, '\\' - 1}, {'\\' + 1, kLastCodePoint}});
+const CodePointSet& Unescaped() {
+  static const CodePointSet unescaped({{0x20, '"' - 1}, {'"' + 1, '\\' - 1}, {'\\' + 1, kLastCodePoint}});
+  return unescaped;
 }
 
 struct ShortEscape {
@@ -46,45 +48,59 @@ ExpressionPtr AsWritten(const CodePointSet& set) {
   std::vector<ExpressionPtr> ways;
   if (CodePointSet plain = set.Intersection(Unescaped()); !plain.empty())
     ways.push_back(SetOf(std::move(plain)));
-  for (char32_t c = 0; c <= '\\'; ++c) {
-    if (!set.Contains(c) || Unescaped().Contains(c)) continue;
+  std::vector<CodePointRange> letters;         // behind a backslash
+  std::vector<CodePointRange> last_digits[2];  // behind \u000 and \u001
+  for (char32_t c = 0; c <= '\\'; c = c == 0x1F ? U'"' : c == '"' ? U'\\' : c + 1) {
+    if (!set.Contains(c)) continue;
     const auto* escape = std::find_if(std::begin(kShortEscapes), std::end(kShortEscapes),
                                       [&](const ShortEscape& e) { return e.character == c; });
-    ways.push_back(Literal(escape != std::end(kShortEscapes)
-                               ? std::string{'\\', escape->letter}
-                               : absl::StrFormat("\\u%04x", static_cast<unsigned>(c))));
+    const bool is_short = escape != std::end(kShortEscapes);
+    const auto written = static_cast<char32_t>(is_short ? escape->letter : "0123456789abcdef"[c % 16]);
+    (is_short ? letters : last_digits[c / 16]).push_back({written, written});
+  }
+  if (!letters.empty()) ways.push_back(Concat({Literal("\\"), SetOf(CodePointSet(std::move(letters)))}));
+  for (const size_t high : {size_t{0}, size_t{1}}) {
+    std::vector<CodePointRange>& digits = last_digits[high];
+    if (digits.empty()) continue;
+    ways.push_back(
+        Concat({Literal(high == 0 ? "\\u000" : "\\u001"), SetOf(CodePointSet(std::move(digits)))}));
   }
   return Alternate(std::move(ways));
 }
 
-ExpressionPtr AsWritten(const ExpressionPtr& text) {
-  switch (text->kind) {
-    case Expression::Kind::kSet:
-      return AsWritten(text->set);
-    case Expression::Kind::kLiteral: {
-      std::vector<ExpressionPtr> parts;
-      for (std::string_view rest = text->literal; !rest.empty();) {
-        const char32_t c = TakeCodePoint(rest);
-        parts.push_back(AsWritten(CodePointSet({{c, c}})));
-      }
-      return Concat(std::move(parts));
-    }
-    default: {
-      Expression written = *text;
-      for (ExpressionPtr& part : written.parts) part = AsWritten(part);
-      return std::make_shared<const Expression>(std::move(written));
-    }
+// What has been written already: equal sets and shared parts are written once.
+struct Written {
+  absl::flat_hash_map<const Expression*, ExpressionPtr> expressions;
+  std::map<std::u32string, ExpressionPtr> sets;  // by the ends of their ranges
+};
+ExpressionPtr AsWritten(const ExpressionPtr& text, Written& written) {
+  if (const auto found = written.expressions.find(text.get()); found != written.expressions.end())
+    return found->second;
+  ExpressionPtr result;
+  if (text->kind == Expression::Kind::kSet) {
+    std::u32string ends;
+    for (const CodePointRange& range : text->set.ranges()) ends.append({range.first, range.last});
+    ExpressionPtr& set = written.sets[ends];
+    if (set == nullptr) set = AsWritten(text->set);
+    result = set;
+  } else {
+    Expression copy = *text;
+    for (ExpressionPtr& part : copy.parts) part = AsWritten(part, written);
+    result = std::make_shared<const Expression>(std::move(copy));
   }
+  written.expressions.emplace(text.get(), result);
+  return result;
 }
 
 // Texts of `rest` characters and more that are none of `names`, which are sorted and share what came before.
 ExpressionPtr NoneOf(const std::vector<std::u32string>& names, size_t begin, size_t end, size_t depth) {
-  const ExpressionPtr anything = Repeat(SetOf(Unescaped()), 0, kUnbounded);
+  static const ExpressionPtr anything = Repeat(SetOf(Unescaped()), 0, kUnbounded);
+  static const ExpressionPtr nothing_more = Literal("");
   if (begin == end) return anything;
   std::vector<ExpressionPtr> ways;
   std::vector<CodePointRange> taken;
   const bool is_name = names[begin].size() == depth;
-  if (!is_name) ways.push_back(Literal(""));
+  if (!is_name) ways.push_back(nothing_more);
   for (size_t i = begin + (is_name ? 1 : 0); i < end;) {
     const char32_t c = names[i][depth];
     size_t next = i;
@@ -235,13 +251,13 @@ ExpressionPtr JsonObjectOf(ExpressionPtr members) {
 ExpressionPtr JsonArrayOf(const std::vector<ExpressionPtr>& prefix, ExpressionPtr items, int64_t min,
                           int64_t max) {
   const auto item = [](ExpressionPtr value) { return Concat({std::move(value), JsonSpace()}); };
+  const ExpressionPtr separator = JsonSeparator();
   const auto num_prefix = static_cast<int64_t>(prefix.size());
-  // From the end: what may follow `i` items.
-  ExpressionPtr rest = Literal("");
+  ExpressionPtr rest = Literal("");  // what may follow the prefix
   if (items != nullptr && (max == kUnbounded || max > num_prefix)) {
     const int64_t more_min = std::max<int64_t>(min - num_prefix, 0);
     const int64_t more_max = max == kUnbounded ? kUnbounded : max - num_prefix;
-    const ExpressionPtr next = Concat({JsonSeparator(), item(items)});
+    const ExpressionPtr next = Concat({separator, item(items)});
     if (num_prefix > 0) {
       rest = Repeat(next, more_min, more_max);
     } else {
@@ -253,11 +269,14 @@ ExpressionPtr JsonArrayOf(const std::vector<ExpressionPtr>& prefix, ExpressionPt
     rest = Nothing();
   }
   const int64_t used = max == kUnbounded ? num_prefix : std::min(max, num_prefix);
-  for (int64_t i = used - 1; i >= 0; --i) {
+  std::vector<ExpressionPtr> parts;
+  for (int64_t i = 0; i < used; ++i) {
     ExpressionPtr here = item(prefix[static_cast<size_t>(i)]);
-    rest = i == 0 ? Concat({std::move(here), std::move(rest)})
-                  : Concat({JsonSeparator(), std::move(here), std::move(rest)});
-    if (i >= min) rest = Optional(std::move(rest));
+    parts.push_back(i == 0 ? std::move(here) : Concat({separator, std::move(here)}));
+  }
+  if (used > 0) {
+    parts.back() = Concat({std::move(parts.back()), std::move(rest)});
+    rest = Leading(std::move(parts), std::min(min, used));
   }
   return Concat({Literal("["), JsonSpace(), std::move(rest), Literal("]")});
 }
@@ -272,7 +291,10 @@ ExpressionPtr JsonStringOfLength(int64_t min, int64_t max) {
   return Quoted(Repeat(Alternate(std::move(characters)), min, max));
 }
 
-ExpressionPtr JsonStringOf(const ExpressionPtr& text) { return Quoted(AsWritten(text)); }
+ExpressionPtr JsonStringOf(const ExpressionPtr& text) {
+  Written written;
+  return Quoted(AsWritten(text, written));
+}
 
 ExpressionPtr JsonStringExcept(std::vector<std::string> names) {
   std::vector<std::u32string> sorted;

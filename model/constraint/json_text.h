@@ -59,7 +59,7 @@ ExpressionPtr JsonArrayOf(const std::vector<ExpressionPtr>& prefix, ExpressionPt
 
 // Strings of min to max characters. Characters are not written as numbers (\u00e9).
 ExpressionPtr JsonStringOfLength(int64_t min, int64_t max);
-// Strings whose text `text` matches, written with as few escapes as can be. No rules in it.
+// Strings whose text `text` matches, written with as few escapes as can be. No rules and literals in it.
 ExpressionPtr JsonStringOf(const ExpressionPtr& text);
 // Strings written without escapes that are none of `names`.
 ExpressionPtr JsonStringExcept(std::vector<std::string> names);
