@@ -9,6 +9,7 @@
 
 #include "kernels/check.h"
 #include "kernels/types.h"
+#include "server/engine/logit_adjuster.h"
 
 namespace efla {
 namespace {
@@ -47,10 +48,25 @@ Outcome OutcomeOf(const absl::Status& status) {
   }
 }
 
-// Whether a draw looks at more of the prompt than its state.
-bool LooksAtPrompt(const GenerationRequest& request) {
-  return request.echo_tokens > 0 || request.sampling.repetition_penalty != 1.0f ||
-         request.sampling.no_repeat_ngram_size > 0;
+bool HasContinuations(const std::vector<Branch>& branches) {
+  return std::any_of(branches.begin(), branches.end(),
+                     [](const Branch& branch) { return !branch.continuation.empty(); });
+}
+
+// Whether the branches' draws look at one index of the prompt: those of continuations have other texts before
+// them.
+bool SharesNgrams(const GenerationRequest& request, const std::vector<Branch>& branches) {
+  return request.sampling.no_repeat_ngram_size > 0 && request.stopping.max_tokens > 0 &&
+         !HasContinuations(branches);
+}
+
+// Of the prompt's last tokens, so many are looked at by an echo or a draw, beside what `shares_ngrams` says.
+int64_t PromptTokensLookedAt(const GenerationRequest& request, bool shares_ngrams) {
+  const int64_t prompt_tokens = std::ssize(request.prompt);
+  const SamplingParams& sampling = request.sampling;
+  if (sampling.no_repeat_ngram_size > 0 && !shares_ngrams) return prompt_tokens;
+  const int64_t window = sampling.repetition_penalty != 1.0f ? sampling.penalty_window : 0;
+  return std::min(prompt_tokens, std::max(window, request.echo_tokens));
 }
 
 bool IsStop(FinishReason reason) {
@@ -58,6 +74,13 @@ bool IsStop(FinishReason reason) {
 }
 
 }  // namespace
+
+size_t BranchedGeneration::JobBytes(const GenerationRequest& request, const std::vector<Branch>& branches) {
+  const int64_t looked_at = PromptTokensLookedAt(request, SharesNgrams(request, branches));
+  int64_t tokens = 0;
+  for (const Branch& branch : branches) tokens += looked_at + std::ssize(branch.continuation);
+  return static_cast<size_t>(tokens) * sizeof(TokenId);
+}
 
 absl::StatusOr<std::shared_ptr<BranchedGeneration>> BranchedGeneration::Submit(
     Engine& engine, GenerationRequest request, std::vector<Branch> branches, Post post,
@@ -91,13 +114,17 @@ absl::Status BranchedGeneration::Start() {
   const int64_t last_grid_point =
       prompt_tokens_ == 0 ? 0 : (prompt_tokens_ - 1) / kChunkTokens * kChunkTokens;
   draws_in_stem_ = prompt_tokens_ > 0 && request_.stopping.max_tokens > 0 && !request_.prompt_logprobs &&
-                   num_branches <= kChunkTokens && all_prompt_tokens_ == prompt_tokens_;
+                   num_branches <= kChunkTokens && !HasContinuations(branches_);
   const int64_t shared = draws_in_stem_ ? prompt_tokens_ : last_grid_point;
   int64_t tokens = shared;  // to be computed
   for (const Branch& branch : branches_) tokens += prompt_tokens_ - shared + std::ssize(branch.continuation);
   absl::StatusOr<QueuePlacesPtr> places = engine_.Reserve(num_branches, tokens);
   if (!places.ok()) return places.status();
   places_ = *std::move(places);
+  if (SharesNgrams(request_, branches_)) {
+    request_.prompt_ngrams =
+        std::make_shared<const NgramIndex>(request_.sampling.no_repeat_ngram_size, request_.prompt);
+  }
   stem_tokens_ = places_->may_keep_state() ? shared : 0;
   if (stem_tokens_ == 0) {
     draws_in_stem_ = false;
@@ -150,11 +177,26 @@ ReadyCallback BranchedGeneration::PartReady() {
 }
 
 void BranchedGeneration::Ready() {
+  Todo todo;
   {
     const std::lock_guard lock(mutex_);
     if (end_taken_) return;
+    // Whether the reader asks or not: what the stem holds, its state and its places, waits for no reader.
+    if (phase_ == Phase::kStem) AdvanceStem();
+    todo = std::exchange(todo_, {});
   }
+  Do(std::move(todo));
   ready_(*this);
+}
+
+void BranchedGeneration::Do(Todo todo) {
+  if (todo.submits_branches) {
+    post_([self = shared_from_this()] {
+      self->SubmitBranches();
+      self->Deliver();
+    });
+  }
+  if (todo.end) observer_->OnEnd(todo.end->outcome, todo.end->usage, todo.end->timing);
 }
 
 GenerationRequest BranchedGeneration::CommonRequest() {
@@ -162,14 +204,13 @@ GenerationRequest BranchedGeneration::CommonRequest() {
   common.places = places_;
   if (base_ == nullptr) return common;
   common.start = std::move(base_);
-  if (LooksAtPrompt(common)) {
-    common.prompt_in_start = stem_tokens_;
-    return common;
-  }
-  const auto rest = common.prompt.begin() + stem_tokens_;
+  const int64_t looked_at = PromptTokensLookedAt(common, /*shares_ngrams=*/common.prompt_ngrams != nullptr);
+  left_out_ = std::min(stem_tokens_, prompt_tokens_ - looked_at);
+  if (left_out_ < stem_tokens_) left_out_ -= left_out_ % kChunkTokens;  // the grid stays where it is
+  const auto rest = common.prompt.begin() + left_out_;
   common.continues_text = common.continues_text || engine_.HoldsText(std::span(common.prompt.begin(), rest));
   common.prompt.erase(common.prompt.begin(), rest);
-  left_out_ = stem_tokens_;
+  common.prompt_in_start = stem_tokens_ - left_out_;
   return common;
 }
 
@@ -204,29 +245,41 @@ void BranchedGeneration::SubmitBranches() {
 }
 
 std::optional<Event> BranchedGeneration::TakeEvent() {
-  const std::lock_guard lock(mutex_);
-  if (phase_ == Phase::kStem) return TakeFromStem();
+  Todo todo;
+  std::optional<Event> event;
+  {
+    const std::lock_guard lock(mutex_);
+    event = NextEvent();
+    todo = std::exchange(todo_, {});
+  }
+  Do(std::move(todo));
+  return event;
+}
+
+std::optional<Event> BranchedGeneration::NextEvent() {
+  if (phase_ == Phase::kStem) AdvanceStem();
+  if (stem_accepted_) return *std::exchange(stem_accepted_, std::nullopt);
+  if (stem_progress_) return *std::exchange(stem_progress_, std::nullopt);
   if (phase_ == Phase::kBranches) return TakeFromBranches();
   return std::nullopt;
 }
 
-std::optional<Event> BranchedGeneration::TakeFromStem() {
-  if (stem_ == nullptr) return std::nullopt;  // Submit has not returned
+void BranchedGeneration::AdvanceStem() {
+  if (stem_ == nullptr) return;  // Submit has not returned
   while (std::optional<Event> event = stem_->TakeEvent()) {
     if (auto* accepted = std::get_if<AcceptedEvent>(&*event)) {
       accepted->prompt_tokens = prompt_tokens_;
       accepted->seed = seed_;
       accepted_ = true;
-      return event;
-    }
-    if (auto* progress = std::get_if<ProgressEvent>(&*event)) {
+      stem_accepted_ = std::move(*accepted);
+    } else if (auto* progress = std::get_if<ProgressEvent>(&*event)) {
       progress->prompt_tokens_total = prompt_tokens_;
-      return event;
+      stem_progress_ = std::move(*progress);
+    } else if (auto* finished = std::get_if<FinishedEvent>(&*event)) {
+      stem_finished_ = std::move(*finished);
     }
-    if (auto* finished = std::get_if<FinishedEvent>(&*event)) stem_finished_ = std::move(*finished);
   }
   if (const std::optional<absl::Status> end = stem_->TakeEnd()) EndStem(*end);
-  return std::nullopt;
 }
 
 void BranchedGeneration::EndStem(const absl::Status& status) {
@@ -240,10 +293,7 @@ void BranchedGeneration::EndStem(const absl::Status& status) {
     first_draws_ = std::move(state->first_draws);
   }
   phase_ = Phase::kSubmitting;
-  post_([self = shared_from_this()] {
-    self->SubmitBranches();
-    self->Deliver();
-  });
+  todo_.submits_branches = true;
 }
 
 std::optional<Event> BranchedGeneration::TakeFromBranches() {
@@ -337,16 +387,23 @@ void BranchedGeneration::End(const absl::Status& status) {
     timing = stem_finished_->timing;
   }
   timing.total_us = std::chrono::duration_cast<std::chrono::microseconds>(Clock::now() - arrived_).count();
-  observer_->OnEnd(status.ok() ? (all_stopped ? Outcome::kStop : Outcome::kLength) : OutcomeOf(status), usage,
-                   timing);
+  todo_.end = {.outcome = status.ok() ? (all_stopped ? Outcome::kStop : Outcome::kLength) : OutcomeOf(status),
+               .usage = usage,
+               .timing = timing};
 }
 
 std::optional<absl::Status> BranchedGeneration::TakeEnd() {
-  const std::lock_guard lock(mutex_);
-  if (phase_ == Phase::kBranches) TakeEnds();
-  if (!end_) return std::nullopt;
-  end_taken_ = true;
-  return *end_;
+  Todo todo;
+  std::optional<absl::Status> end;
+  {
+    const std::lock_guard lock(mutex_);
+    if (phase_ == Phase::kBranches) TakeEnds();
+    end = end_;
+    end_taken_ = end_.has_value();
+    todo = std::exchange(todo_, {});
+  }
+  Do(std::move(todo));
+  return end;
 }
 
 void BranchedGeneration::Cancel() {

@@ -3,6 +3,7 @@
 #ifndef EFLA_SERVER_ENGINE_BRANCHED_GENERATION_H_
 #define EFLA_SERVER_ENGINE_BRANCHED_GENERATION_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -47,6 +48,9 @@ class BranchedGeneration final : public Generation, public std::enable_shared_fr
                                                                     EngineObserver* observer,
                                                                     ReadyCallback ready);
 
+  // Of the tokens that the largest job of `post` works on, in bytes.
+  static size_t JobBytes(const GenerationRequest& request, const std::vector<Branch>& branches);
+
   // Generation, any thread.
   std::optional<Event> TakeEvent() override;
   std::optional<absl::Status> TakeEnd() override;
@@ -65,6 +69,16 @@ class BranchedGeneration final : public Generation, public std::enable_shared_fr
   };
   // kStem: the common part of the prompt is being computed. kSubmitting: a job hands in the branches.
   enum class Phase { kStem, kSubmitting, kBranches, kEnded };
+  // What is found with mutex_ held and done without it: it calls others.
+  struct Ending {
+    EngineObserver::Outcome outcome;
+    Usage usage;
+    Timing timing;
+  };
+  struct Todo {
+    bool submits_branches = false;
+    std::optional<Ending> end;
+  };
 
   BranchedGeneration(Engine& engine, GenerationRequest request, std::vector<Branch> branches, Post post,
                      EngineObserver* observer, ReadyCallback ready);
@@ -73,13 +87,16 @@ class BranchedGeneration final : public Generation, public std::enable_shared_fr
   // The callback of the parts.
   ReadyCallback PartReady();
   void Ready();
+  void Do(Todo todo);
   // Once, on any thread, in Phase::kSubmitting.
   void SubmitBranches();
   // What the branches' requests are, but for the continuation and the seed.
   GenerationRequest CommonRequest();
 
   // With mutex_ held.
-  std::optional<Event> TakeFromStem();
+  std::optional<Event> NextEvent();
+  // Takes what the stem has for the reader, the newest progress only, and its end.
+  void AdvanceStem();
   std::optional<Event> TakeFromBranches();
   void EndStem(const absl::Status& status);
   void TakeEnds();
@@ -101,12 +118,15 @@ class BranchedGeneration final : public Generation, public std::enable_shared_fr
 
   mutable std::mutex mutex_;  // guards what follows; taken before the locks of the parts and of the engine
   Phase phase_ = Phase::kSubmitting;
+  Todo todo_;
   std::vector<Branch> branches_;  // until they are submitted
   QueuePlacesPtr places_;         // likewise
   bool draws_in_stem_ = false;
   int64_t stem_tokens_ = 0;
   int64_t left_out_ = 0;  // of the prompt's first tokens, those that the branches' requests do not hold
   std::shared_ptr<Generation> stem_;
+  std::optional<AcceptedEvent> stem_accepted_;  // for the reader, before the branches' events
+  std::optional<ProgressEvent> stem_progress_;
   std::optional<FinishedEvent> stem_finished_;
   std::optional<Timing> first_timing_;    // of the first event of a branch whose prompt was computed
   ResidentStatePtr base_;                 // the stem's state, until the branches are submitted

@@ -73,7 +73,8 @@ Call::Call(GenerationRequest request, std::vector<PrefixCache::BlockHash> blocks
   if (wants_tokens() && LogitAdjuster::IsNeeded(request_.sampling, request_.stopping)) {
     const bool eos_ends = constraint_ != nullptr || !request_.stopping.ignore_eos;
     adjuster_.emplace(request_.sampling, request_.stopping, request_.prompt,
-                      eos_ends ? eos_token_ids_ : std::span<const TokenId>(), stop_token_ids_, vocab_size);
+                      eos_ends ? eos_token_ids_ : std::span<const TokenId>(), stop_token_ids_, vocab_size,
+                      request_.prompt_ngrams);
   }
   if (scores_prompt) prompt_logprobs_.reserve(request_.prompt.size());
   HoldEcho();

@@ -33,6 +33,8 @@ class QueuePlaces {
 };
 using QueuePlacesPtr = std::shared_ptr<QueuePlaces>;
 
+class NgramIndex;
+
 inline constexpr int kLowestPriority = -8, kHighestPriority = 8;
 
 struct TokenOutput {
@@ -55,6 +57,9 @@ struct GenerationRequest {
   // Of the prompt's first tokens, as many `start` holds already: a multiple of kChunkTokens below the
   // prompt's length, or all of them with `first_draw`.
   int64_t prompt_in_start = 0;
+  // With no_repeat_ngram_size: the index of the whole text before the output, which calls may share and whose
+  // first tokens `prompt` may leave out. Null: that text is `prompt`.
+  std::shared_ptr<const NgramIndex> prompt_ngrams;
   // Given: the call draws its first token once for each of these seeds, all from the logits of the prompt's
   // last token, and nothing after that (kMaxTokens); FinalState::first_draws has them. At most kChunkTokens.
   // With keep_state, max_tokens above 0 and a prompt that is not scored.

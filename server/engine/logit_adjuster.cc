@@ -1,10 +1,11 @@
 #include "server/engine/logit_adjuster.h"
 
 #include <algorithm>
-#include <cstddef>
+#include <random>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/numeric/int128.h"
 #include "kernels/check.h"
 
 namespace efla {
@@ -18,6 +19,27 @@ void Set(std::span<uint32_t> mask, TokenId id) {
   mask[static_cast<size_t>(id) / 32] |= uint32_t{1} << (id % 32);
 }
 
+// Arithmetic modulo a prime, of numbers below it.
+constexpr uint64_t kPrime = (uint64_t{1} << 61) - 1;
+
+uint64_t Sum(uint64_t a, uint64_t b) {
+  const uint64_t sum = a + b;
+  return sum < kPrime ? sum : sum - kPrime;
+}
+
+uint64_t Product(uint64_t a, uint64_t b) {
+  const absl::uint128 product = absl::uint128(a) * b;
+  return Sum(absl::Uint128Low64(product) & kPrime, absl::Uint128Low64(product >> 61));
+}
+
+uint64_t Power(uint64_t base, int exponent) {
+  uint64_t power = 1;
+  for (int i = 0; i < exponent; ++i) power = Product(power, base);
+  return power;
+}
+
+uint64_t Coefficient(TokenId token) { return static_cast<uint64_t>(static_cast<uint32_t>(token)) + 1; }
+
 }  // namespace
 
 // ---- NgramIndex ----
@@ -28,53 +50,74 @@ struct NgramIndex::Tables {
   absl::flat_hash_map<uint64_t, int32_t> ngram;          // of context and follower: where it is kept
 };
 
-NgramIndex::NgramIndex(int n, int64_t tokens) : n_(n), tables_(std::make_unique<Tables>()) {
-  EFLA_CHECK(n >= 1);
-  text_.reserve(static_cast<size_t>(tokens));
-  next_.reserve(static_cast<size_t>(tokens));
-  tables_->last_follower.reserve(static_cast<size_t>(tokens));
-  tables_->ngram.reserve(static_cast<size_t>(tokens));
+uint64_t NgramIndex::RandomBase() {
+  std::random_device random;
+  return (uint64_t{random()} << 32 | random()) % kPrime;
 }
+
+NgramIndex::NgramIndex(int n, std::span<const TokenId> text, uint64_t base)
+    : n_(n), base_(base), leading_(Power(base, n - 1)), tables_(std::make_unique<Tables>()) {
+  EFLA_CHECK(n >= 1 && base < kPrime);
+  Reserve(text.size());
+  for (const TokenId token : text) Add(token);
+}
+
+NgramIndex::NgramIndex(std::shared_ptr<const NgramIndex> beginning, int64_t tokens)
+    : n_(beginning->n_),
+      base_(beginning->base_),
+      leading_(beginning->leading_),
+      beginning_(std::move(beginning)),
+      tables_(std::make_unique<Tables>()) {
+  EFLA_CHECK(beginning_->beginning_ == nullptr);
+  Reserve(context_size() + static_cast<size_t>(tokens));
+  const size_t before = std::min(context_size(), beginning_->text_.size());
+  for (const TokenId token : std::span(beginning_->text_).last(before)) Add(token);
+}
+
 NgramIndex::~NgramIndex() = default;
-NgramIndex::NgramIndex(NgramIndex&&) noexcept = default;
 
-// FNV-1a over the ids of text_[end - count, end).
-uint64_t NgramIndex::HashBefore(size_t end, int count) const {
-  constexpr uint64_t kBasis = 14695981039346656037u, kPrime = 1099511628211u;
-  uint64_t hash = kBasis;
-  for (size_t i = end - static_cast<size_t>(count); i < end; ++i) {
-    hash = (hash ^ static_cast<uint32_t>(text_[i])) * kPrime;
-  }
-  return hash ^ hash >> 32;
+void NgramIndex::Reserve(size_t tokens) {
+  text_.reserve(tokens);
+  next_.reserve(tokens);
+  tables_->last_follower.reserve(tokens);
+  tables_->ngram.reserve(tokens);
 }
 
-bool NgramIndex::SameTokens(size_t end_a, size_t end_b, int count) const {
-  const auto a = text_.begin() + static_cast<std::ptrdiff_t>(end_a),
-             b = text_.begin() + static_cast<std::ptrdiff_t>(end_b);
-  return std::equal(a - count, a, b - count);
+size_t NgramIndex::bytes() const {
+  const auto bytes_of = [](const auto& table) {
+    return table.capacity() * (sizeof(*table.begin()) + 1);  // a byte of control each
+  };
+  return text_.capacity() * sizeof(TokenId) + next_.capacity() * sizeof(int32_t) +
+         bytes_of(tables_->last_follower) + bytes_of(tables_->ngram);
 }
 
-void NgramIndex::Add(TokenId token) {
-  const size_t at = text_.size();
-  text_.push_back(token);
-  next_.push_back(-1);
-  if (at + 1 < static_cast<size_t>(n_)) return;
-  // A follower that is known already adds nothing.
-  const auto [known, is_new] = tables_->ngram.try_emplace(HashBefore(at + 1, n_), static_cast<int32_t>(at));
-  if (!is_new && SameTokens(static_cast<size_t>(known->second) + 1, at + 1, n_)) return;
-  const auto [last, first] =
-      tables_->last_follower.try_emplace(HashBefore(at, n_ - 1), static_cast<int32_t>(at));
-  if (!first) next_[at] = std::exchange(last->second, static_cast<int32_t>(at));
+bool NgramIndex::Holds(uint64_t ngram_hash, std::span<const TokenId> ngram) const {
+  const auto found = tables_->ngram.find(ngram_hash);
+  return found != tables_->ngram.end() && EndsWith(static_cast<size_t>(found->second) + 1, ngram);
 }
 
-int32_t NgramIndex::FirstFollower() const {
-  if (text_.size() + 1 < static_cast<size_t>(n_)) return -1;
-  const auto found = tables_->last_follower.find(HashBefore(text_.size(), n_ - 1));
+int32_t NgramIndex::LastFollower(uint64_t context_hash) const {
+  const auto found = tables_->last_follower.find(context_hash);
   return found == tables_->last_follower.end() ? -1 : found->second;
 }
 
-bool NgramIndex::FollowsTheEnd(int32_t at) const {
-  return SameTokens(static_cast<size_t>(at), text_.size(), n_ - 1);
+void NgramIndex::Add(TokenId token) {
+  const size_t at = text_.size(), n = static_cast<size_t>(n_);
+  const uint64_t before_hash = context_hash_;
+  const uint64_t hash = Sum(Product(before_hash, base_), Coefficient(token));
+  text_.push_back(token);
+  next_.push_back(-1);
+  context_hash_ = hash;
+  if (at + 1 < n) return;
+  const std::span<const TokenId> ngram = std::span(text_).last(n);
+  context_hash_ = Sum(hash, kPrime - Product(Coefficient(ngram.front()), leading_));
+  // A follower that is known already adds nothing.
+  if (beginning_ != nullptr && beginning_->Holds(hash, ngram)) return;
+  const auto position = static_cast<int32_t>(at);
+  const auto [known, is_new] = tables_->ngram.try_emplace(hash, position);
+  if (!is_new && EndsWith(static_cast<size_t>(known->second) + 1, ngram)) return;
+  const auto [last, first] = tables_->last_follower.try_emplace(before_hash, position);
+  if (!first) next_[at] = std::exchange(last->second, position);
 }
 
 // ---- LogitAdjuster ----
@@ -86,7 +129,8 @@ bool LogitAdjuster::IsNeeded(const SamplingParams& sampling, const StopParams& s
 
 LogitAdjuster::LogitAdjuster(const SamplingParams& sampling, const StopParams& stopping,
                              std::span<const TokenId> prompt, std::span<const TokenId> end_ids,
-                             std::span<const TokenId> stop_ids, int64_t vocab_size)
+                             std::span<const TokenId> stop_ids, int64_t vocab_size,
+                             std::shared_ptr<const NgramIndex> prompt_ngrams)
     : sampling_(sampling), vocab_size_(vocab_size), min_tokens_left_(stopping.min_tokens) {
   if (!sampling.allowed_token_ids.empty() || !sampling.banned_token_ids.empty()) {
     static_mask_.assign(static_cast<size_t>(MaskWords(vocab_size)),
@@ -126,12 +170,14 @@ LogitAdjuster::LogitAdjuster(const SamplingParams& sampling, const StopParams& s
   }
 
   if (sampling.no_repeat_ngram_size > 0) {
-    const int64_t prompt_tokens = static_cast<int64_t>(prompt.size());
+    if (prompt_ngrams == nullptr) {
+      prompt_ngrams = std::make_shared<const NgramIndex>(sampling.no_repeat_ngram_size, prompt);
+    }
+    EFLA_CHECK(prompt_ngrams->n() == sampling.no_repeat_ngram_size);
     // More than a call usually draws would be memory for nothing.
-    constexpr int64_t kMostReserved = 4096;
-    const int64_t drawn = std::min(stopping.max_tokens, kMostReserved);
-    ngrams_ = std::make_unique<NgramIndex>(sampling.no_repeat_ngram_size, prompt_tokens + drawn);
-    for (const TokenId token : prompt) ngrams_->Add(token);
+    constexpr int64_t kMostReserved = 1024;
+    ngrams_ =
+        std::make_unique<NgramIndex>(std::move(prompt_ngrams), std::min(stopping.max_tokens, kMostReserved));
   }
 }
 

@@ -3,6 +3,8 @@
 #ifndef EFLA_SERVER_ENGINE_LOGIT_ADJUSTER_H_
 #define EFLA_SERVER_ENGINE_LOGIT_ADJUSTER_H_
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -14,33 +16,59 @@
 namespace efla {
 
 // The tokens that would repeat an n-gram: for each n - 1 tokens that the text has held, the tokens that
-// followed.
+// followed. A text's beginning may have an index of its own that several continuations share; n-grams that
+// reach over its end are theirs. Any thread while it is const.
 class NgramIndex {
  public:
-  // `tokens`: about how many there will be.
-  NgramIndex(int n, int64_t tokens);
+  // N-grams are hashed as polynomials in a number below 2^61 - 1. No client knows it, so that none can choose
+  // n-grams with equal hashes, which would cost time; they change nothing.
+  static uint64_t RandomBase();
+
+  // Of `text`.
+  NgramIndex(int n, std::span<const TokenId> text, uint64_t base = RandomBase());
+  // Of a text that goes on from that of `beginning`, which has none itself, by about `tokens` tokens.
+  NgramIndex(std::shared_ptr<const NgramIndex> beginning, int64_t tokens);
   ~NgramIndex();
-  NgramIndex(NgramIndex&&) noexcept;
+
+  int n() const { return n_; }
+  // That it takes itself; what its beginning takes does not count.
+  size_t bytes() const;
 
   void Add(TokenId token);
-  // Calls `ban` with every token that has followed the text's last n - 1 tokens, each once.
+  // Calls `ban` with every token that has followed the text's last n - 1 tokens; each once, but where hashes
+  // are equal by chance.
   template <typename Ban>
   void ForEachRepeat(const Ban& ban) const {
-    for (int32_t at = FirstFollower(); at >= 0; at = next_[static_cast<size_t>(at)]) {
-      if (FollowsTheEnd(at)) ban(text_[static_cast<size_t>(at)]);
+    if (text_.size() < context_size()) return;
+    const std::span<const TokenId> context = std::span(text_).last(context_size());
+    for (const NgramIndex* index : {this, beginning_.get()}) {
+      if (index == nullptr) continue;
+      for (int32_t at = index->LastFollower(context_hash_); at >= 0;
+           at = index->next_[static_cast<size_t>(at)]) {
+        if (index->EndsWith(static_cast<size_t>(at), context)) ban(index->text_[static_cast<size_t>(at)]);
+      }
     }
   }
 
  private:
   struct Tables;
-  bool SameTokens(size_t end_a, size_t end_b, int count) const;
-  uint64_t HashBefore(size_t end, int count) const;
-  int32_t FirstFollower() const;
-  bool FollowsTheEnd(int32_t at) const;
+  void Reserve(size_t tokens);
+  size_t context_size() const { return static_cast<size_t>(n_) - 1; }
+  // Whether text_ holds `tokens` before `end`.
+  bool EndsWith(size_t end, std::span<const TokenId> tokens) const {
+    return std::equal(tokens.begin(), tokens.end(),
+                      text_.begin() + static_cast<std::ptrdiff_t>(end - tokens.size()));
+  }
+  bool Holds(uint64_t ngram_hash, std::span<const TokenId> ngram) const;
+  int32_t LastFollower(uint64_t context_hash) const;
 
   const int n_;
-  std::vector<TokenId> text_;
+  const uint64_t base_;
+  const uint64_t leading_;  // base_ to the power of n - 1
+  const std::shared_ptr<const NgramIndex> beginning_;
+  std::vector<TokenId> text_;  // after a beginning: its last n - 1 tokens, or all, and what follows
   std::vector<int32_t> next_;  // of a follower at that position: an earlier one of the same context, or -1
+  uint64_t context_hash_ = 0;  // of the text's last n - 1 tokens
   std::unique_ptr<Tables> tables_;
 };
 
@@ -51,9 +79,11 @@ class LogitAdjuster {
   static bool IsNeeded(const SamplingParams& sampling, const StopParams& stopping);
 
   // `end_ids`: end tokens that end the call (none with ignore_eos); allowed_token_ids allows them too.
-  // `stop_ids`: others that do. min_tokens bans both. The params must outlive it.
+  // `stop_ids`: others that do. min_tokens bans both. The params must outlive it. `prompt_ngrams`: as of
+  // GenerationRequest.
   LogitAdjuster(const SamplingParams& sampling, const StopParams& stopping, std::span<const TokenId> prompt,
-                std::span<const TokenId> end_ids, std::span<const TokenId> stop_ids, int64_t vocab_size);
+                std::span<const TokenId> end_ids, std::span<const TokenId> stop_ids, int64_t vocab_size,
+                std::shared_ptr<const NgramIndex> prompt_ngrams = nullptr);
 
   // `token` has been drawn.
   void AddToken(TokenId token);

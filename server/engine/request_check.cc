@@ -24,16 +24,14 @@ absl::Status CheckStart(const GenerationRequest& request, int64_t vocab_size, co
         request.stopping.max_tokens <= 0 || request.prompt_logprobs) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "token %d is given as the first draw; it needs the state that it was drawn from, which holds all "
-          "of "
-          "the prompt's %d tokens (not %d), no pending token, max_tokens above 0 and no scores",
+          "of the prompt's %d tokens (not %d), no pending token, max_tokens above 0 and no scores",
           request.first_draw->token, prompt_tokens, in_start));
     }
   } else if (in_start != 0 && (request.start == nullptr || request.pending_token || in_start < 0 ||
                                in_start % kChunkTokens != 0 || in_start >= prompt_tokens)) {
     return absl::InvalidArgumentError(
         absl::StrFormat("prompt_in_start is %d of %d tokens; it must be a multiple of %d below them, and "
-                        "needs a state to start "
-                        "from and no pending token",
+                        "needs a state to start from and no pending token",
                         in_start, prompt_tokens, kChunkTokens));
   }
   if (request.start == nullptr) return absl::OkStatus();

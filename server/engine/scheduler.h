@@ -3,12 +3,11 @@
 // Pure: no device, no thread, no clock. Time is passed in, and the same calls give the same steps.
 //
 // The rules:
-//  * Waiting sequences are admitted as long as there is a state slot and a place in the batch (max_running),
-//  the
-//    one that has waited longest first, where a level of priority counts like kPriorityWorth of waiting:
-//    within a priority first come, first served, and nobody is overtaken by those that come more than the
-//    levels between them later. A parked sequence keeps its slot and gives its place away; when its reader
-//    has caught up it takes the next free place, before any waiting sequence.
+//  * Waiting sequences are admitted as long as there is a state slot and a place in the batch (max_running):
+//    the one that has waited longest first, where a level of priority counts like kPriorityWorth of waiting.
+//    Within a priority that is first come, first served, and nobody is overtaken by those that come more than
+//    the levels between them later. A parked sequence keeps its slot and gives its place away; when its
+//    reader has caught up it takes the next free place, before any waiting sequence.
 //  * A step holds one token of every decoding sequence, the pending token of every sequence that begins with
 //    one, and then pieces of prompts. The pieces share max(max_batch_tokens - tokens before them,
 //    kChunkTokens) tokens: running streams bound what prompts may take, yet a prompt always advances. A step
@@ -23,8 +22,8 @@
 //    the longest unserved first, until nothing fits; what is left goes to the oldest. So among n prompts each
 //    gets a chunk at least every 2 (n - 1) steps, and the oldest ends about as soon as if it were alone with
 //    half the budget.
-//  * A sequence that is not ready sits out: it decodes nothing, and of its prompt at least the last piece
-//  waits.
+//  * A sequence that is not ready sits out: it decodes nothing, and at least the last piece of its prompt
+//    waits.
 //  * A prompt to be scored needs a sample row a token; its pieces shrink, on the grid, to the rows that are
 //    left.
 #ifndef EFLA_SERVER_ENGINE_SCHEDULER_H_

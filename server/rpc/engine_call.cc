@@ -133,14 +133,15 @@ EngineCall::EngineCall(RpcEnvironment& environment, RpcMethod method, grpc::Call
       method_(method),
       context_(context),
       deadline_(DeadlineOf(context)),
-      origin_(context) {
+      origin_(context),
+      watched_(environment.write_watch.Enter([&context] { context.TryCancel(); })) {
   environment_.metrics.OnCallStarted(method_);
 }
 
 void EngineCall::Start(size_t bytes) {
-  absl::StatusOr<Caller> caller = environment_.access.Admit(context_, origin_, method_);
-  if (!caller.ok()) return Refuse(caller.status(), /*reached_engine=*/false);
-  caller_ = *std::move(caller);
+  if (absl::Status status = environment_.access.Admit(context_, origin_, method_, caller_); !status.ok()) {
+    return Refuse(std::move(status), /*reached_engine=*/false);
+  }
   if (!environment_.workers.TryPost(bytes, [this] { PrepareAndSubmit(); })) {
     Refuse(absl::ResourceExhaustedError("too many requests wait to be prepared"), /*reached_engine=*/false);
   }
@@ -351,9 +352,10 @@ absl::StatusOr<std::shared_ptr<Generation>> EngineCall::SubmitToEngine(
   ReadyCallback ready = [this](Generation& generation) { Ready(generation); };
   if (branches_to_submit_.empty()) return engine.Submit(std::move(request_to_submit_), std::move(ready));
   WorkerPool& workers = environment_.workers;
+  const size_t job_bytes = BranchedGeneration::JobBytes(request_to_submit_, branches_to_submit_);
   absl::StatusOr<std::shared_ptr<BranchedGeneration>> submitted = BranchedGeneration::Submit(
       engine, std::move(request_to_submit_), std::move(branches_to_submit_),
-      [&workers](std::function<void()> job) { workers.Post(/*bytes=*/0, std::move(job)); },
+      [&workers, job_bytes](std::function<void()> job) { workers.Post(job_bytes, std::move(job)); },
       &environment_.metrics, std::move(ready));
   if (!submitted.ok()) return submitted.status();
   branched = *std::move(submitted);
@@ -409,6 +411,7 @@ void EngineCall::DropTurn() {
   SessionChange change;
   change.session_id = created_->session_id;
   change.expected_revision = created_->revision;
+  change.undoes_creation = true;
   const absl::Status deleted = model_->sessions->Delete(change);
   if (!deleted.ok() && !absl::IsNotFound(deleted)) {
     environment_.log.Warning(
@@ -499,7 +502,14 @@ void EngineCall::Note(const Event& event) {
   }
 }
 
+absl::Status EngineCall::ReaderGone() const {
+  if (!watched_->was_cut()) return absl::CancelledError("the client has gone");
+  return absl::ResourceExhaustedError(
+      absl::StrFormat("the client took nothing for %d ms", environment_.write_watch.patience().count()));
+}
+
 void EngineCall::NoteEnd(const absl::Status& status) {
+  watched_->Began();  // the last write, or the reply
   end_code_ = status.code();
   end_message_ = status.ok() ? "" : LoggedMessage(status);
   end_reason_ = ErrorReason(status);
@@ -527,6 +537,7 @@ void EngineCall::Refuse(absl::Status status, bool reached_engine) {
 }
 
 void EngineCall::RecordEnd() {
+  environment_.write_watch.Leave(watched_);
   environment_.metrics.OnCallEnded(method_, static_cast<int>(end_code_),
                                    std::chrono::duration<double>(Clock::now() - begin_).count());
   if (generation_ != nullptr) usage_ = generation_->usage();

@@ -30,9 +30,8 @@ namespace efla {
 //                the constraint lane compiles the constraint, unless what it becomes is known; a session
 //                worker begins the turn, and submits or, where nothing needs computing, commits
 //   OnReady      the engine's delivery thread, one at a time: takes events and writes
-//   EndTurn      from OnReady when the end has been taken: a session worker commits the turn or drops it,
-//   then
-//                OnTurnEnd
+//   EndTurn      from OnReady when the end has been taken: a session worker commits the turn or drops it;
+//                then OnTurnEnd
 //   Cancel       gRPC's thread, at any moment of the above (the reactor's OnCancel)
 //   End          whoever finds the end, once; then gRPC calls the reactor's OnDone, which calls RecordEnd and
 //                deletes it. Nothing may be touched after End.
@@ -51,6 +50,11 @@ class EngineCall {
   void Cancel();
   // Has OnReady called again: a write has ended.
   void Deliver();
+  // Around each write that is not the last: one that waits for too long ends the call.
+  void WriteBegins() { watched_->Began(); }
+  void WriteEnds() { watched_->Ended(); }
+  // Why a call ends whose client takes nothing any more.
+  absl::Status ReaderGone() const;
   // Keeps what logs need: of the request, even if it is refused, and of an event that is about to be sent.
   void NoteRequestId(const std::string& request_id);
   void NoteSession(const std::string& session_id);
@@ -59,7 +63,7 @@ class EngineCall {
   void EndAs(const absl::Status& status);
   // The answer is about to begin, and it is no refusal.
   void BeginAnswer();
-  // For a last message that carries the status along: what EndAs would record.
+  // For a last message that carries the status along: what EndAs would record. Before it is written.
   void NoteEnd(const absl::Status& status);
   // Counts and logs the call. In OnDone.
   void RecordEnd();
@@ -125,6 +129,7 @@ class EngineCall {
   const Clock::time_point begin_ = Clock::now();
   const std::optional<Clock::time_point> deadline_;
   const CallOrigin origin_;
+  const WriteWatch::Place watched_;
   Caller caller_;  // set by Start
   TenantWork work_;
   bool answer_begun_ = false;

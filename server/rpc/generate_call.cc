@@ -45,12 +45,13 @@ void GenerateCall::OnReady(Generation& generation) {
       }
     }
     writing_ = true;
+    WriteBegins();
     StartWrite(&message_bytes_);
     return;
   }
   if (const std::optional<absl::Status> end = generation.TakeEnd()) {
-    const absl::Status status =
-        reader_gone_ && end->ok() ? absl::CancelledError("the client has gone") : *end;
+    const bool broken = reader_gone_ && (end->ok() || absl::IsCancelled(*end));
+    const absl::Status status = broken ? ReaderGone() : *end;
     has_turn() ? EndTurn(status) : EndAs(status);
   }
 }
@@ -142,14 +143,18 @@ void GenerateCall::WriteAll(const std::vector<v1::GenerateResponse>& messages) {
 
 void GenerateCall::WriteNext() {
   grpc::ByteBuffer* const next = &whole_answer_[num_written_++];
-  if (num_written_ < whole_answer_.size()) return StartWrite(next);
+  if (num_written_ < whole_answer_.size()) {
+    WriteBegins();
+    return StartWrite(next);
+  }
   NoteEnd(absl::OkStatus());
   StartWriteAndFinish(next, grpc::WriteOptions(), grpc::Status::OK);
 }
 
 void GenerateCall::OnWriteDone(bool ok) {
+  WriteEnds();
   if (!whole_answer_.empty()) {
-    if (!ok) return EndAs(absl::CancelledError("the client has gone"));
+    if (!ok) return EndAs(ReaderGone());
     if (num_written_ < whole_answer_.size()) WriteNext();
     return;
   }

@@ -8,6 +8,7 @@
 #include "server/rpc/fair_lane.h"
 #include "server/rpc/session_workers.h"
 #include "server/rpc/worker_pool.h"
+#include "server/rpc/write_watch.h"
 #include "server/serving_state.h"
 
 namespace efla {
@@ -18,6 +19,7 @@ struct RpcEnvironment {
   WorkerPool& workers;
   FairLane& constraint_lane;  // compiles constraints
   SessionWorkers& session_workers;
+  WriteWatch& write_watch;
   Metrics& metrics;
   const Log& log;
 };

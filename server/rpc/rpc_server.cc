@@ -33,6 +33,8 @@ constexpr int kKeepaliveTimeoutMs = 10'000;
 constexpr int kShortestPingIntervalMs = 9'000;
 // Calls that came while a shutdown began are cancelled again and again, until all are gone.
 constexpr std::chrono::milliseconds kCancelInterval{20};
+// A client that reads again within this long is not cut off, however short --slow-reader-timeout is.
+constexpr std::chrono::milliseconds kLeastWritePatience{1000};
 constexpr int kMaxStreamsPerConnection = 10'000;
 // Requests that wait to be prepared, beyond the engine's queue: preparation is quick, and it is the engine's
 // queue that should refuse.
@@ -82,7 +84,9 @@ class RpcServerImpl : public RpcServer {
                          (static_cast<size_t>(options.max_queue) + kPreparationSlack) / 2),
         workers_(static_cast<size_t>(options.max_queue) + kPreparationSlack,
                  kMaxPreparationBytes + static_cast<size_t>(options.max_message_bytes)),
-        environment_{state, access_, workers_, constraint_lane_, session_workers_, metrics, log},
+        write_watch_(std::max(2 * options.slow_reader_timeout, kLeastWritePatience)),
+        environment_{state,        access_, workers_, constraint_lane_, session_workers_,
+                     write_watch_, metrics, log},
         generation_(environment_),
         models_(environment_),
         sessions_(environment_, options.slow_reader_timeout),
@@ -195,6 +199,7 @@ class RpcServerImpl : public RpcServer {
   SessionWorkers session_workers_;  // before the lanes whose jobs go on there
   FairLane constraint_lane_;        // likewise before workers_
   WorkerPool workers_;
+  WriteWatch write_watch_;
   RpcEnvironment environment_;
   GenerationService generation_;
   ModelsService models_;

@@ -105,6 +105,29 @@ class ClientsTest(ClusterTest):
         say(f"  parked after {parked:.1f} s, ended after {time.monotonic() - began:.1f} s")
         client.once(client.request("Once", 4))
 
+    def test_clients_with_closed_windows_hold_up_nobody_and_are_ended(self):
+        server = self.server("--slow-reader-timeout", "2", "--keepalive-time", "600")
+        deaf, client = DeafClient(server.grpc_port), self.client(server)
+        self.addCleanup(deaf.socket.close)
+        began = time.monotonic()
+        for request in [client.request("Once", 4, samples=60) for _ in range(4)] + [client.request("Once", 4) for _ in range(5)]:
+            deaf.generate(request)
+        wait_until(lambda: server.metrics().sum("efla_grpc_streams_active") == 9, "they are there", 2)
+        wait_until(lambda: server.metrics().sum("efla_requests_waiting") + server.metrics().sum("efla_requests_running") == 0,
+                   "all of it is computed")
+        client.once(client.request("Once", 4, samples=10))
+        wait_until(lambda: server.metrics().sum("efla_grpc_streams_active") == 0, "they are ended", 10)
+        ended = time.monotonic() - began
+        self.assertGreater(ended, 4)
+        self.assertRegex(server.process.text(), "RESOURCE_EXHAUSTED.*the client took nothing for 4000 ms")
+        deaf.generate(client.request("Once", 4, samples=60))
+        deaf.generate(client.request("Once", 1_000_000, samples=2))
+        wait_until(lambda: server.metrics().sum("efla_requests_parked") == 2, "its samples wait for their reader")
+        began = time.monotonic()
+        self.assertEqual(server.process.stop(), 0)
+        say(f"  calls that nobody reads were gone after {ended:.1f} s (--slow-reader-timeout 2); with two more the server ended within "
+            f"{time.monotonic() - began:.1f} s")
+
     def test_progress_events_keep_a_long_prompt_alive_through_a_proxy(self):
         server = self.server()
         # nginx with a read timeout of two seconds in place of an hour.
@@ -116,25 +139,29 @@ class ClientsTest(ClusterTest):
         def long_prompt(progress):
             request = client.request("", 1)
             request.ClearField("text")
-            request.token_ids.ids.extend([5 + i % 1000 for i in range(30_000)])
+            request.token_ids.ids.extend([5 + i % 1000 for i in range(tokens)])
             request.output.progress = progress
             request.use_prefix_cache = False
             return request
-        gaps, last, events = [], time.monotonic(), []
-        for event in client.generation.Generate(long_prompt(True), timeout=120):
-            now = time.monotonic()
-            gaps.append(now - last)
-            last = now
-            events.append(event.WhichOneof("event"))
-        self.assertEqual(events[-1], "finished")
+        # As many tokens as keep this machine busy for well above two seconds.
+        tokens, total = 6_000, 0
+        while total < 4:
+            tokens = int(tokens * 6 / total) if total else tokens
+            gaps, last, events = [], time.monotonic(), []
+            for event in client.generation.Generate(long_prompt(True), timeout=120):
+                now = time.monotonic()
+                gaps.append(now - last)
+                last = now
+                events.append(event.WhichOneof("event"))
+            self.assertEqual(events[-1], "finished")
+            total = sum(gaps)
+        say(f"  {events.count('progress')} progress events in {total:.1f} s of a prefill of {tokens} tokens, {max(gaps) * 1e3:.0f} ms "
+            f"apart at most")
         self.assertGreater(events.count("progress"), 10)
-        total = sum(gaps)
-        say(f"  {events.count('progress')} progress events in {total:.1f} s of prefill, {max(gaps) * 1e3:.0f} ms apart at most")
         self.assertLess(max(gaps[1:]), 2)
-        if total > 5:  # on a faster machine the prompt is not long enough to be cut
-            with self.assertRaises(grpc.RpcError) as cut:
-                list(client.generation.Generate(long_prompt(False), timeout=120))
-            self.assertNotEqual(cut.exception.code(), grpc.StatusCode.DEADLINE_EXCEEDED)
+        with self.assertRaises(grpc.RpcError) as cut:
+            list(client.generation.Generate(long_prompt(False), timeout=120))
+        self.assertNotEqual(cut.exception.code(), grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class StoreTest(ClusterTest):
@@ -395,19 +422,25 @@ class PingsTest(ClusterTest):
             f"too_many_pings")
 
 
-class Pinger:
-    """A client of bare HTTP/2 that does nothing but ping."""
+class Http2:
+    """The frames of a connection of bare HTTP/2."""
 
-    def __init__(self, port, interval_s, number):
+    DATA, HEADERS, SETTINGS, PING, GOAWAY = 0, 1, 4, 6, 7
+    END_STREAM, END_HEADERS, ACK = 1, 4, 1
+    INITIAL_WINDOW_SIZE = 4
+
+    def __init__(self, port, settings=b""):
         self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
-        self.interval_s, self.number = interval_s, number
-        self.answered, self.goaway = 0, None
-        self.thread = threading.Thread(target=self.run, daemon=True)
-        self.thread.start()
+        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + self.frame(self.SETTINGS, 0, settings))
 
     @staticmethod
-    def frame(kind, flags, payload):
-        return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + bytes(4) + payload
+    def frame(kind, flags, payload, stream=0):
+        return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+    def read_frame(self):
+        """Kind, flags, payload."""
+        head = self.read(9)
+        return head[3], head[4], self.read(int.from_bytes(head[:3], "big"))
 
     def read(self, size):
         data = b""
@@ -418,14 +451,51 @@ class Pinger:
             data += some
         return data
 
+
+class DeafClient(Http2):
+    """A client whose window is closed: its calls are made, and nothing of the answers can be sent."""
+
+    def __init__(self, port):
+        super().__init__(port, struct.pack(">HI", self.INITIAL_WINDOW_SIZE, 0))
+        self.streams = itertools.count(1, 2)
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def generate(self, request):
+        fields = ((":method", "POST"), (":scheme", "http"), (":path", "/efla.v1.Generation/Generate"), (":authority", "localhost"),
+                  ("content-type", "application/grpc"), ("te", "trailers"))
+        # Literal fields that stay out of the table (RFC 7541, 6.2.2), shorter than 127 bytes each.
+        block = b"".join(bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value.encode() for name, value in fields)
+        message, stream = request.SerializeToString(), next(self.streams)
+        self.socket.sendall(self.frame(self.HEADERS, self.END_HEADERS, block, stream) +
+                            self.frame(self.DATA, self.END_STREAM, struct.pack(">BI", 0, len(message)) + message, stream))
+
     def run(self):
-        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + self.frame(4, 0, b""))
+        try:
+            while True:
+                kind, flags, payload = self.read_frame()
+                if kind in (self.SETTINGS, self.PING) and not flags & self.ACK:
+                    self.socket.sendall(self.frame(kind, self.ACK, payload if kind == self.PING else b""))
+        except OSError:
+            self.socket.close()
+
+
+class Pinger(Http2):
+    """A client that does nothing but ping."""
+
+    def __init__(self, port, interval_s, number):
+        super().__init__(port)
+        self.interval_s, self.number = interval_s, number
+        self.answered, self.goaway = 0, None
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
         with self.socket:
             for number in range(self.number):
                 if number > 0:
                     time.sleep(self.interval_s)
                 try:
-                    self.socket.sendall(self.frame(6, 0, struct.pack(">Q", number)))
+                    self.socket.sendall(self.frame(self.PING, 0, struct.pack(">Q", number)))
                     self.await_answer(number)
                 except OSError:
                     return
@@ -434,16 +504,15 @@ class Pinger:
 
     def await_answer(self, number):
         while True:
-            head = self.read(9)
-            kind, flags, payload = head[3], head[4], self.read(int.from_bytes(head[:3], "big"))
-            if kind == 4 and not flags & 1:  # SETTINGS
-                self.socket.sendall(self.frame(4, 1, b""))
-            elif kind == 6 and not flags & 1:  # a PING of the server's own
-                self.socket.sendall(self.frame(6, 1, payload))
-            elif kind == 6 and payload == struct.pack(">Q", number):
+            kind, flags, payload = self.read_frame()
+            if kind == self.SETTINGS and not flags & self.ACK:
+                self.socket.sendall(self.frame(self.SETTINGS, self.ACK, b""))
+            elif kind == self.PING and not flags & self.ACK:  # of the server's own
+                self.socket.sendall(self.frame(self.PING, self.ACK, payload))
+            elif kind == self.PING and payload == struct.pack(">Q", number):
                 self.answered += 1
                 return
-            elif kind == 7:  # GOAWAY
+            elif kind == self.GOAWAY:
                 self.goaway = int.from_bytes(payload[4:8], "big"), payload[8:]
                 return
 

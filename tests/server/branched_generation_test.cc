@@ -5,14 +5,17 @@
 #include <bit>
 #include <chrono>
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "kernels/types.h"
@@ -485,6 +488,36 @@ TEST(BranchedGenerationTest, ADrainWaitsForBranchesThatAreNotSubmittedYet) {
   for (const Result& sample : samples.branches) EXPECT_EQ(sample.tokens.size(), 5u);
 }
 
+// What the prompt's call holds, its state and the branches' places, waits for no reader.
+TEST(BranchedGenerationTest, BranchesRunThoughNobodyReads) {
+  BranchRig rig(RigOptions{.slots = 8});
+  auto reader = std::make_shared<BranchReader>(4);
+  reader->Pause();
+  auto call = rig.TrySubmit(Sampled(SomePrompt(200), 5), Seeds(1, 4), reader);
+  ASSERT_TRUE(call.ok()) << call.status();
+  std::future<void> drained =
+      std::async(std::launch::async, [&] { rig.engine->Drain(std::chrono::seconds(60)); });
+  EXPECT_EQ(drained.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+  EXPECT_EQ(rig.engine->stats().waiting, 0);
+  bool accepted = false;
+  size_t tokens = 0, finished = 0;
+  std::optional<absl::Status> end;
+  while (!end) {
+    while (std::optional<Event> event = (*call)->TakeEvent()) {
+      EXPECT_EQ(std::holds_alternative<AcceptedEvent>(*event), !std::exchange(accepted, true));
+      if (auto* delta = std::get_if<DeltaEvent>(&*event)) tokens += delta->tokens.size();
+      if (auto* last = std::get_if<FinishedEvent>(&*event)) {
+        tokens += last->tokens.size();
+        ++finished;
+      }
+    }
+    end = (*call)->TakeEnd();
+  }
+  EXPECT_TRUE(end->ok()) << *end;
+  EXPECT_EQ(finished, 4u);
+  EXPECT_EQ(tokens, 20u);
+}
+
 TEST(BranchedGenerationTest, ThePromptsProgressIsThatOfTheWhole) {
   BranchRig rig(RigOptions{.slots = 8});
   GenerationRequest request = Sampled(SomePrompt(1'000), 2);
@@ -512,6 +545,122 @@ TEST(BranchedGenerationTest, AnEchoComesFirstInEachSample) {
     EXPECT_EQ(std::vector(ids.begin(), ids.begin() + 150), request.prompt);
     EXPECT_EQ(sample.text, rig.tokenizer->Decode(ids));
   }
+}
+
+// Passes everything on, and remembers what it was asked to run.
+class SubmitRecorder final : public Engine {
+ public:
+  struct Submitted {
+    int64_t prompt_tokens;
+    const NgramIndex* ngrams;
+    bool is_stem;
+  };
+  explicit SubmitRecorder(std::unique_ptr<Engine> engine) : engine_(std::move(engine)) {}
+
+  std::vector<Submitted> submitted() const {
+    const std::lock_guard lock(mutex_);
+    return submitted_;
+  }
+
+  absl::StatusOr<std::shared_ptr<Generation>> Submit(GenerationRequest request,
+                                                     ReadyCallback ready) override {
+    {
+      const std::lock_guard lock(mutex_);
+      submitted_.push_back({.prompt_tokens = std::ssize(request.prompt),
+                            .ngrams = request.prompt_ngrams.get(),
+                            .is_stem = request.keep_state});
+    }
+    return engine_->Submit(std::move(request), std::move(ready));
+  }
+  absl::StatusOr<QueuePlacesPtr> Reserve(int requests, int64_t prompt_tokens) override {
+    return engine_->Reserve(requests, prompt_tokens);
+  }
+  void Deliver(const std::shared_ptr<Generation>& generation) override { engine_->Deliver(generation); }
+  void Drain(std::chrono::milliseconds timeout) override { engine_->Drain(timeout); }
+  EngineStats stats() const override { return engine_->stats(); }
+  bool HoldsText(std::span<const TokenId> ids) const override { return engine_->HoldsText(ids); }
+  void Wake() override { engine_->Wake(); }
+  absl::Status CopyOut(const ResidentState& state, std::span<std::byte> to) override {
+    return engine_->CopyOut(state, to);
+  }
+  absl::StatusOr<ResidentStatePtr> CopyIn(std::span<const std::byte> from) override {
+    return engine_->CopyIn(from);
+  }
+  void SetSlotShortageCallback(std::function<void(int wanted)> callback) override {
+    engine_->SetSlotShortageCallback(std::move(callback));
+  }
+
+ private:
+  const std::unique_ptr<Engine> engine_;
+  mutable std::mutex mutex_;
+  std::vector<Submitted> submitted_;
+};
+
+TEST(BranchedGenerationTest, SamplesShareThePromptsIndexAndHoldNoMoreOfItThanTheyLookAt) {
+  constexpr int64_t kPrompt = 1'000;
+  struct Case {
+    float repetition_penalty;
+    int64_t echo_tokens, most_held;
+    bool scores;  // which keeps the stem from drawing
+  };
+  for (const Case& c :
+       {Case{1, 0, 0, false}, Case{5, 0, 70 + kChunkTokens, false}, Case{1, 100, 100 + kChunkTokens, false},
+        Case{5, 100, 100 + kChunkTokens, true}, Case{1, 0, kChunkTokens, true}}) {
+    SCOPED_TRACE(testing::Message() << "repetition_penalty " << c.repetition_penalty << ", echo "
+                                    << c.echo_tokens << ", scores " << c.scores);
+    BranchRig rig(RigOptions{.tokenizer = true, .slots = 16});
+    auto owned = std::make_unique<SubmitRecorder>(std::move(rig.engine));
+    const SubmitRecorder& recorder = *owned;
+    rig.engine = std::move(owned);
+    GenerationRequest request = Sampled(SomePrompt(kPrompt), 30);
+    request.sampling.temperature = 0.2f;
+    request.sampling.no_repeat_ngram_size = 2;
+    request.sampling.repetition_penalty = c.repetition_penalty;
+    request.sampling.penalty_window = 70;
+    request.echo_tokens = c.echo_tokens;
+    GenerationRequest branched = request;
+    branched.prompt_logprobs = c.scores;
+    const Branched samples = rig.Run(branched, Seeds(7, 4));
+    ASSERT_TRUE(samples.status.ok()) << samples.status;
+
+    const std::vector<SubmitRecorder::Submitted> submitted = recorder.submitted();
+    ASSERT_EQ(submitted.size(), 5u);
+    for (const SubmitRecorder::Submitted& part : submitted) {
+      EXPECT_NE(part.ngrams, nullptr);
+      EXPECT_EQ(part.ngrams, submitted.front().ngrams);
+      if (!part.is_stem) {
+        EXPECT_LE(part.prompt_tokens, c.most_held);
+      }
+    }
+    for (size_t i = 0; i < 4; ++i) {
+      SCOPED_TRACE(i);
+      request.sampling.seed = 7 + i;
+      const Result& sample = samples.branches[i];
+      const Result alone = rig.RunAlone(request);
+      EXPECT_EQ(sample.ids(), alone.ids());
+      EXPECT_EQ(sample.text, alone.text);
+      EXPECT_EQ(sample.finished->usage.prompt_tokens, kPrompt);
+      if (!c.scores) {
+        EXPECT_EQ(BitsOf(sample), BitsOf(alone));
+      }
+    }
+  }
+}
+
+TEST(BranchedGenerationTest, AJobsSizeIsThatOfWhatTheBranchesHold) {
+  GenerationRequest request = Sampled(SomePrompt(5'000), 10);
+  const std::vector<Branch> samples = Seeds(1, 64);
+  EXPECT_EQ(BranchedGeneration::JobBytes(request, samples), 0u);
+  request.sampling.no_repeat_ngram_size = 3;
+  EXPECT_EQ(BranchedGeneration::JobBytes(request, samples), 0u);
+  request.sampling.repetition_penalty = 2;
+  request.sampling.penalty_window = 100;
+  EXPECT_EQ(BranchedGeneration::JobBytes(request, samples), 64 * 100 * sizeof(TokenId));
+  request.echo_tokens = 4'000;
+  EXPECT_EQ(BranchedGeneration::JobBytes(request, samples), 64 * 4'000 * sizeof(TokenId));
+  // Continuations have an index each.
+  const std::vector<Branch> continuations(2, {.seed = 0, .continuation = SomePrompt(7)});
+  EXPECT_EQ(BranchedGeneration::JobBytes(request, continuations), 2 * 5'007 * sizeof(TokenId));
 }
 
 }  // namespace

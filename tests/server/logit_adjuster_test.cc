@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <random>
 #include <set>
+#include <span>
 #include <tuple>
 #include <vector>
 
@@ -164,6 +166,92 @@ TEST(LogitAdjusterTest, PresenceAndFrequencyDoNotCountThePrompt) {
 
 TEST(LogitAdjusterTest, ItsListsFitTheDevices) {
   EXPECT_LE(kMaxPenaltyWindow + kMaxLogitBias, kMaxAdjustments);
+}
+
+// Several outputs of one prompt, whose index they share and of which they get no more than a window looks at.
+// With base 0, n-grams that end alike have equal hashes.
+TEST(LogitAdjusterTest, SharersOfAnIndexDrawAsThoseThatHoldThePrompt) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(testing::Message() << "seed " << seed);
+  std::mt19937 random(seed);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<uint32_t>(n)); };
+  constexpr int kSharers = 3;
+  for (int round = 0; round < 200; ++round) {
+    SCOPED_TRACE(testing::Message() << "round " << round);
+    const int vocab = 2 + below(below(2) == 0 ? 5 : kVocab - 1);
+    History history;
+    history.prompt.resize(static_cast<size_t>(below(80)));
+    for (TokenId& id : history.prompt) id = below(vocab);
+    SamplingParams& sampling = history.sampling;
+    sampling.no_repeat_ngram_size = 1 + below(6);
+    sampling.repetition_penalty = below(2) == 0 ? 1.0f : 1.3f;
+    sampling.presence_penalty = below(2) == 0 ? 0.0f : 0.5f;
+    sampling.penalty_window = 1 + below(100);
+    const size_t looked_at =
+        sampling.repetition_penalty == 1.0f
+            ? 0
+            : std::min(history.prompt.size(), static_cast<size_t>(sampling.penalty_window));
+    const auto index =
+        below(2) == 0
+            ? std::make_shared<const NgramIndex>(sampling.no_repeat_ngram_size, history.prompt)
+            : std::make_shared<const NgramIndex>(sampling.no_repeat_ngram_size, history.prompt, /*base=*/0);
+    std::vector<std::unique_ptr<LogitAdjuster>> sharers;
+    for (int i = 0; i < kSharers; ++i) {
+      sharers.push_back(std::make_unique<LogitAdjuster>(sampling, history.stopping,
+                                                        std::span(history.prompt).last(looked_at), Ids(),
+                                                        Ids(), kVocab, index));
+    }
+    EXPECT_EQ(index.use_count(), 1 + kSharers);
+    std::vector<Ids> outputs(kSharers);
+    const int length = below(60);
+    for (int i = 0; i <= length; ++i) {
+      for (size_t sharer = 0; sharer < kSharers; ++sharer) {
+        SCOPED_TRACE(testing::Message() << "sharer " << sharer << ", token " << i);
+        ExpectLikeRecomputed(*sharers[sharer], history, outputs[sharer]);
+        if (HasFailure()) return;
+        outputs[sharer].push_back(below(vocab));
+        sharers[sharer]->AddToken(outputs[sharer].back());
+      }
+    }
+  }
+}
+
+TEST(LogitAdjusterTest, ARepeatIsBannedOnceWhereverItWasHeld) {
+  NgramIndex index(std::make_shared<const NgramIndex>(2, Ids{1, 2, 1}), /*tokens=*/8);
+  const auto repeats = [&] {
+    std::multiset<TokenId> banned;
+    index.ForEachRepeat([&](TokenId id) { banned.insert(id); });
+    return banned;
+  };
+  EXPECT_EQ(repeats(), std::multiset<TokenId>({2}));
+  for (const TokenId token : {2, 1, 3, 1, 3, 1}) index.Add(token);
+  EXPECT_EQ(repeats(), std::multiset<TokenId>({2, 3}));
+}
+
+TEST(LogitAdjusterTest, EachSharerHoldsWhatItDraws) {
+  std::mt19937 random(1);
+  Ids prompt(60'000);
+  for (TokenId& id : prompt) id = static_cast<TokenId>(random() % 30'000);
+  for (const int n : {1, 3, kMaxNoRepeatNgram}) {
+    SCOPED_TRACE(n);
+    const auto of_prompt = std::make_shared<const NgramIndex>(n, prompt);
+    const auto of_few = std::make_shared<const NgramIndex>(n, std::span(prompt).first(100));
+    EXPECT_GT(of_prompt->bytes(), prompt.size() * sizeof(TokenId));
+    constexpr int64_t kDrawn = 256;
+    NgramIndex after_prompt(of_prompt, kDrawn), after_few(of_few, kDrawn);
+    EXPECT_LT(after_prompt.bytes(), 128u * kDrawn);
+    for (int i = 0; i < 1'000; ++i) {
+      const auto token = static_cast<TokenId>(30'000 + i);
+      after_prompt.Add(token);
+      after_few.Add(token);
+    }
+    EXPECT_EQ(after_prompt.bytes(), after_few.bytes()) << "the prompt's length shows in what follows it";
+    EXPECT_GT(after_prompt.bytes(), 1'000 * sizeof(TokenId));
+  }
+}
+
+TEST(LogitAdjusterTest, NoTwoIndexesHashAlike) {
+  EXPECT_NE(NgramIndex::RandomBase(), NgramIndex::RandomBase());
 }
 
 // A prompt whose every token has been followed by every other.
