@@ -80,8 +80,7 @@ std::string WhyNotConnected(const std::string& target, bool tls) {
   if (error == 0) {
     return tls ? "no TLS connection comes about; see whether the server has TLS, whether --tls-ca signed its "
                  "certificate, whether that is for the target's host (--tls-server-name), and whether the "
-                 "server "
-                 "wants a certificate (--tls-cert)"
+                 "server wants a certificate (--tls-cert)"
                : "what listens there does not answer as a gRPC server (one that has TLS needs --tls or "
                  "EFLA_TLS)";
   }

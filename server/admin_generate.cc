@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/str_format.h"
+#include "model/strict_json.h"
 #include "nlohmann/json.hpp"
 
 namespace efla {
@@ -33,31 +34,26 @@ struct PageRequest {
 };
 
 absl::StatusOr<PageRequest> Parse(std::string_view body) {
-  const Json json = Json::parse(body, /*cb=*/nullptr, /*allow_exceptions=*/false);
-  if (!json.is_object()) return absl::InvalidArgumentError("the body is no JSON object");
-  PageRequest request;
-  for (const auto& [name, value] : json.items()) {
-    const std::string text = value.dump(-1, ' ', false, Json::error_handler_t::replace).substr(0, 64);
-    const auto bad = [&name = name, &text](const char* bounds) {
-      return absl::InvalidArgumentError(absl::StrFormat("%s is %s; it must be %s", name, text, bounds));
-    };
-    if (name == "prompt") {
-      if (!value.is_string()) return bad("a text");
-      request.prompt = value.get<std::string>();
-    } else if (name == "max_tokens") {
-      if (!value.is_number_integer() || value < 1 || value > kMostTokens) return bad("1 to 4096");
-      request.max_tokens = value.get<int64_t>();
-    } else if (name == "temperature") {
-      if (!value.is_number() || !(value >= 0.0) || !(value <= kHottest)) return bad("0 to 2");
-      request.temperature = value.get<double>();
-    } else if (name == "seed") {
-      if (!value.is_number_unsigned()) return bad("a whole number, 0 or above");
-      request.seed = value.get<uint64_t>();
-    } else {
-      return absl::InvalidArgumentError(absl::StrFormat("there is no field %s", name));
+  const absl::StatusOr<nlohmann::json> json = ParseJsonObject(body, "the body");
+  if (!json.ok()) return json.status();
+  for (const auto& [name, value] : json->items()) {
+    if (name != "prompt" && name != "max_tokens" && name != "temperature" && name != "seed") {
+      return absl::InvalidArgumentError(absl::StrFormat("the body: there is no field %s", Printable(name)));
     }
   }
-  if (!json.contains("prompt")) return absl::InvalidArgumentError("prompt is missing");
+  PageRequest request;
+  JsonFields fields(*json, "the body");
+  request.prompt = fields.Text("prompt");
+  request.max_tokens = fields.Integer("max_tokens", 1, kMostTokens, request.max_tokens);
+  request.temperature = fields.Number("temperature", 0, kHottest, request.temperature);
+  if (const auto seed = json->find("seed"); seed != json->end()) {
+    if (seed->is_number_unsigned()) {
+      request.seed = seed->get<uint64_t>();
+    } else {
+      fields.Refuse("seed", "a whole number, 0 or above, is needed");
+    }
+  }
+  if (!fields.status().ok()) return fields.status();
   return request;
 }
 

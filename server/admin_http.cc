@@ -19,8 +19,8 @@ namespace efla {
 namespace {
 
 // Connections that say nothing must hold up no probe: a thread for each of many, and not for long.
-constexpr char kThreads[] = "64";
-constexpr char kPatienceMs[] = "2000";  // for a request's headers, and for a reader that stands still
+constexpr char kThreads[] = "256";
+constexpr char kPatienceMs[] = "1000";  // for a request's headers, and for a reader that stands still
 constexpr unsigned kFeatureIpv6 = 8;    // civetweb's number
 
 constexpr char kHtmlPage[] = "text/html; charset=utf-8";

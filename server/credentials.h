@@ -3,7 +3,7 @@
 // The file is JSON:
 //
 //   {"tenants": {"acme": {"requests_per_second": 20, "burst": 40, "tokens_per_minute": 60000,
-//                         "max_concurrent": 16, "max_queued": 32, "max_sessions": 1000}},
+//                         "max_concurrent": 32, "max_queued": 16, "max_sessions": 1000}},
 //    "tokens": [{"name": "acme-web", "sha256": "<64 hexadecimal digits>", "tenant": "acme",
 //                "roles": ["user"], "max_priority": 2, "expires": "2030-01-31T00:00:00Z"}]}
 //

@@ -38,7 +38,9 @@ struct LogField {
 // Any thread.
 class Log {
  public:
-  Log(LogLevel level, LogFormat format);
+  // Lines go to the descriptor, which is not closed. Where nobody takes them, they are dropped after a
+  // moment.
+  Log(LogLevel level, LogFormat format, int descriptor = 2);
 
   LogLevel level() const;
   void SetLevel(LogLevel level);

@@ -264,10 +264,18 @@ class Server {
     }
     drained.wait();
     if (!cancelled) rpc_->Shutdown(kShutdownPatience);
-    const int lost = DrainSessions(
-        cancelled
-            ? milliseconds(0)
-            : std::max(kSessionsPatience, std::chrono::duration_cast<milliseconds>(deadline - Clock::now())));
+    auto sessions_drained = std::async(std::launch::async, [&] {
+      return DrainSessions(cancelled ? milliseconds(0)
+                                     : std::max(kSessionsPatience, std::chrono::duration_cast<milliseconds>(
+                                                                       deadline - Clock::now())));
+    });
+    while (!IsDone(sessions_drained)) {
+      if (!WaitForCancel(kDrainPollInterval)) continue;
+      log_.Warning("stopped", "second signal: what has not been written yet of the sessions is lost");
+      // What is being written may take its time; the files and keys that are there are whole.
+      std::_Exit(EXIT_FAILURE);
+    }
+    const int lost = sessions_drained.get();
     const std::string how = cancelled ? "stopped" : "drained";
     if (lost > 0) {
       log_.Warning("stopped", how + ", and sessions are lost", {{"sessions_lost", lost}});

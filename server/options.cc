@@ -107,8 +107,7 @@ void Declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->envname(EnvironmentName("tls-require-client-cert"));
   Add(app, "auth-file", options.auth_file,
       "JSON file of the tokens that may call, by tenant; read again when it changes, and on SIGHUP. Without "
-      "it "
-      "everybody may call");
+      "it everybody may call");
   Add(app, "admin", raw.admin,
       "HOST:PORT for the status page, /metrics, /livez and /readyz; port 0: any free one");
   app.add_flag("--admin-generate", options.admin_generate,
@@ -251,6 +250,20 @@ std::string DirectoryName(const std::string& path) {
   return directory.filename().string();
 }
 
+// Where a variable or a key is there for protection and was left empty, none would be there, without a word.
+void RefuseEmptyProtection(const CLI::App& app) {
+  for (const char* const flag : {"auth-file", "tls-cert", "tls-key", "tls-client-ca"}) {
+    const CLI::Option* const option = app.get_option(std::string("--") + flag);
+    const char* const variable = std::getenv(option->get_envname().c_str());
+    if (variable != nullptr && *variable == '\0') {
+      throw CLI::ValidationError(option->get_envname(), "is empty; unset it, or name a file");
+    }
+    if (option->count() > 0 && option->as<std::string>().empty()) {
+      throw CLI::ValidationError(option->get_name(), "is empty; leave it out, or name a file");
+    }
+  }
+}
+
 void Convert(const RawOptions& raw, Options& options) {
   static const std::map<std::string, DType> kDTypes = {
       {"f32", DType::kF32}, {"f16", DType::kF16}, {"bf16", DType::kBF16}};
@@ -366,6 +379,7 @@ std::variant<Options, ExitStatus> ParseOptions(int argc, const char* const* argv
   Declare(app, options, raw);
   try {
     app.parse(argc, argv);
+    RefuseEmptyProtection(app);
     Convert(raw, options);
   } catch (const CLI::Success& success) {  // --help, --version
     return ExitStatus{app.exit(success)};

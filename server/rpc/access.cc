@@ -223,21 +223,22 @@ absl::StatusOr<Caller> Access::Identify(const grpc::CallbackServerContext& conte
   return caller;
 }
 
-absl::StatusOr<Caller> Access::Admit(const grpc::CallbackServerContext& context, const CallOrigin& origin,
-                                     RpcMethod method) {
+absl::Status Access::Admit(const grpc::CallbackServerContext& context, const CallOrigin& origin,
+                           RpcMethod method, Caller& caller) {
   std::string credential_name;
-  absl::StatusOr<Caller> caller = Identify(context, origin, method, credential_name);
-  if (!caller.ok()) {
-    Audit(caller.status(), "", credential_name, origin, method);
-    return caller;
+  absl::StatusOr<Caller> identified = Identify(context, origin, method, credential_name);
+  if (!identified.ok()) {
+    Audit(identified.status(), "", credential_name, origin, method);
+    return identified.status();
   }
-  if (caller->use == nullptr || IsAdmin(method)) return caller;
-  if (const std::optional<TenantRefusal> refusal = caller->use->AdmitCall(Clock::now())) {
+  caller = *std::move(identified);
+  if (caller.use == nullptr || IsAdmin(method)) return absl::OkStatus();
+  if (const std::optional<TenantRefusal> refusal = caller.use->AdmitCall(Clock::now())) {
     absl::Status status = Refusal(*refusal);
-    NoteRefusal(status, *caller, origin, method);
+    NoteRefusal(status, caller, origin, method);
     return status;
   }
-  return caller;
+  return absl::OkStatus();
 }
 
 absl::Status Access::CheckPriority(const Caller& caller, int priority, const CallOrigin& origin,

@@ -85,9 +85,10 @@ class Access {
   Access& operator=(const Access&) = delete;
 
   // One of gRPC's threads, at the call's beginning. UNAUTHENTICATED and PERMISSION_DENIED with a reason;
-  // RESOURCE_EXHAUSTED when the tenant makes too many requests. Refusals are counted and logged.
-  absl::StatusOr<Caller> Admit(const grpc::CallbackServerContext& context, const CallOrigin& origin,
-                               RpcMethod method);
+  // RESOURCE_EXHAUSTED when the tenant makes too many requests. Refusals are counted and logged. `caller` is
+  // set where it is known who calls, admitted or not.
+  absl::Status Admit(const grpc::CallbackServerContext& context, const CallOrigin& origin, RpcMethod method,
+                     Caller& caller);
   // PERMISSION_DENIED above what the credential allows.
   absl::Status CheckPriority(const Caller& caller, int priority, const CallOrigin& origin, RpcMethod method);
   // RESOURCE_EXHAUSTED when the tenant has too many calls under way.

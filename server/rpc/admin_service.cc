@@ -19,8 +19,8 @@ grpc::ServerUnaryReactor* AdminService::Answer(RpcMethod method, Context& contex
   grpc::ServerUnaryReactor* const reactor = context.DefaultReactor();
   environment_.metrics.OnCallStarted(method);
   const CallOrigin origin(context);
-  const absl::StatusOr<Caller> caller = environment_.access.Admit(context, origin, method);
-  absl::Status status = caller.status();
+  Caller caller;
+  absl::Status status = environment_.access.Admit(context, origin, method, caller);
   Request message;
   Response reply;
   if (status.ok()) status = ParseRequest(request, message);
@@ -33,7 +33,7 @@ grpc::ServerUnaryReactor* AdminService::Answer(RpcMethod method, Context& contex
   LogCallEnd(environment_.log, {.method = method,
                                 .request_id = "",
                                 .session = "",
-                                .caller = caller.ok() ? *caller : Caller{},
+                                .caller = caller,
                                 .origin = origin,
                                 .code = status.code(),
                                 .reason = ErrorReason(status),

@@ -80,9 +80,8 @@ ExportCall::ExportCall(RpcEnvironment& environment, TransferLimit& limit,
 }
 
 absl::Status ExportCall::Begin() {
-  absl::StatusOr<Caller> caller = environment_.access.Admit(context_, call_.origin, RpcMethod::kExport);
-  if (!caller.ok()) return caller.status();
-  call_.caller = *std::move(caller);
+  absl::Status admitted = environment_.access.Admit(context_, call_.origin, RpcMethod::kExport, call_.caller);
+  if (!admitted.ok()) return admitted;
   model_ = environment_.access.ModelOf(call_.caller);
   if (model_ == nullptr) return Loading();
   place_ = limit_.Enter([this] { context_.TryCancel(); });
@@ -141,13 +140,11 @@ ImportCall::ImportCall(RpcEnvironment& environment, TransferLimit& limit,
                        grpc::CallbackServerContext& context, grpc::ByteBuffer& response)
     : environment_(environment), limit_(limit), context_(context), response_(response), call_(context) {
   environment_.metrics.OnCallStarted(RpcMethod::kImport);
-  absl::StatusOr<Caller> caller = environment_.access.Admit(context_, call_.origin, RpcMethod::kImport);
-  if (caller.ok()) {
-    call_.caller = *std::move(caller);
-    model_ = environment_.access.ModelOf(call_.caller);
-  }
-  if (!caller.ok()) {
-    End(caller.status());
+  const absl::Status admitted =
+      environment_.access.Admit(context_, call_.origin, RpcMethod::kImport, call_.caller);
+  if (admitted.ok()) model_ = environment_.access.ModelOf(call_.caller);
+  if (!admitted.ok()) {
+    End(admitted);
   } else if (model_ == nullptr) {
     End(Loading());
   } else if (place_ = limit_.Enter([this] { context_.TryCancel(); }); !place_) {

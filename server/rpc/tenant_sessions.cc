@@ -61,7 +61,7 @@ class TenantSessions::NewSessions {
   // RESOURCE_EXHAUSTED when there is no room for them.
   absl::Status Check() const {
     if (limit_ == 0) return absl::OkStatus();
-    const int there = static_cast<int>(tenant_.List("", "", limit_ + 1).size());
+    const int there = tenant_.Count("");
     if (there + others_ + count_ <= limit_) return absl::OkStatus();
     return WithSessionError(absl::ResourceExhaustedError(absl::StrFormat(
                                 "this tenant has %d sessions and %d are to be made; the limit is %d", there,
@@ -149,21 +149,12 @@ absl::StatusOr<SessionInfo> TenantSessions::Get(const std::string& id) {
 
 std::vector<SessionInfo> TenantSessions::List(const std::string& prefix, const std::string& after,
                                               int limit) {
-  std::string from = after.empty() ? "" : Inside(after);
-  std::vector<SessionInfo> mine;
-  while (static_cast<int>(mine.size()) < limit) {
-    std::vector<SessionInfo> page = all_.List(Inside(prefix), from, limit);
-    const bool last = static_cast<int>(page.size()) < limit;
-    if (!page.empty()) from = page.back().session_id;
-    for (SessionInfo& info : page) {
-      // The tenant "" sees those that belong to nobody.
-      const bool is_mine = !prefix_.empty() || info.session_id.find(kTenantEnd) == std::string::npos;
-      if (is_mine && static_cast<int>(mine.size()) < limit) mine.push_back(Outside(std::move(info)));
-    }
-    if (last) break;
-  }
+  std::vector<SessionInfo> mine = all_.List(Inside(prefix), after.empty() ? "" : Inside(after), limit);
+  for (SessionInfo& info : mine) info = Outside(std::move(info));
   return mine;
 }
+
+int TenantSessions::Count(const std::string& prefix) { return all_.Count(Inside(prefix)); }
 
 absl::StatusOr<std::vector<SessionInfo>> TenantSessions::Fork(const SessionChange& change,
                                                               const std::vector<std::string>& ids,

@@ -33,6 +33,7 @@ class TenantSessions final : public SessionManager {
                                      const MayMake& may_make) override;
   absl::StatusOr<SessionInfo> Get(const std::string& id) override;
   std::vector<SessionInfo> List(const std::string& prefix, const std::string& after, int limit) override;
+  int Count(const std::string& prefix) override;
   absl::StatusOr<std::vector<SessionInfo>> Fork(const SessionChange& change,
                                                 const std::vector<std::string>& ids, const std::string& mark,
                                                 const MayMake& may_make) override;

@@ -51,12 +51,11 @@ grpc::ServerUnaryReactor* AnswerUnary(
     EchoTrace(call->origin.trace_id, status, context);
     reactor->Finish(ToGrpcStatus(status, context));
   };
-  absl::StatusOr<Caller> caller = environment.access.Admit(context, call->origin, method);
-  if (!caller.ok()) {
-    end(caller.status());
+  const absl::Status admitted = environment.access.Admit(context, call->origin, method, call->caller);
+  if (!admitted.ok()) {
+    end(admitted);
     return reactor;
   }
-  call->caller = *std::move(caller);
   const ServedModel* model = environment.access.ModelOf(call->caller);
   if (model == nullptr) {
     end(WithRetry(WithReason(absl::UnavailableError("the model is being loaded"), "MODEL_LOADING"), kRetry));

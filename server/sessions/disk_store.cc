@@ -40,7 +40,7 @@ class DiskStoreImpl final : public DiskStore {
   absl::StatusOr<HostBuffer> GetSnapshot(const std::string& id) override;
   absl::StatusOr<SessionRecord> GetRecord(const std::string& session_id) override;
   absl::Status PutRecord(const SessionRecord& record, uint64_t expected_epoch) override;
-  absl::StatusOr<std::vector<std::string>> ListRecords() override;
+  absl::StatusOr<std::vector<ListedRecord>> ListRecords(const std::string& prefix) override;
   absl::Status RenewLease(const std::string& owner, const std::string& address,
                           std::chrono::milliseconds ttl) override;
   absl::StatusOr<std::string> GetLease(const std::string& owner) override;
@@ -466,15 +466,16 @@ absl::Status DiskStoreImpl::PutRecord(const SessionRecord& record, uint64_t expe
   return status;
 }
 
-absl::StatusOr<std::vector<std::string>> DiskStoreImpl::ListRecords() {
+absl::StatusOr<std::vector<ListedRecord>> DiskStoreImpl::ListRecords(const std::string& prefix) {
   const std::lock_guard lock(mutex_);
   const SystemTime now = Now();
-  std::vector<std::string> ids;
-  for (const auto& [id, entry] : records_) {
-    const bool good = entry.state == RecordEntry::State::kGood;
-    if (good && !entry.record.deleted && !Expired(entry, now)) ids.push_back(id);
+  std::vector<ListedRecord> listed;
+  for (auto at = records_.lower_bound(prefix); at != records_.end() && at->first.starts_with(prefix); ++at) {
+    const RecordEntry& entry = at->second;
+    if (entry.state != RecordEntry::State::kGood || entry.record.deleted || Expired(entry, now)) continue;
+    listed.push_back({at->first, entry.record.revision, entry.record.expires_unix_ms});
   }
-  return ids;
+  return listed;
 }
 
 absl::Status DiskStoreImpl::RenewLease(const std::string& owner, const std::string& address,

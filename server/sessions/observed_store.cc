@@ -47,8 +47,8 @@ class ObservedStore final : public SessionStore {
   absl::Status PutRecord(const SessionRecord& record, uint64_t expected_epoch) override {
     return Watch("PutRecord", "session", record.session_id, store_->PutRecord(record, expected_epoch));
   }
-  absl::StatusOr<std::vector<std::string>> ListRecords() override {
-    return Watch("ListRecords", "", "", store_->ListRecords());
+  absl::StatusOr<std::vector<ListedRecord>> ListRecords(const std::string& prefix) override {
+    return Watch("ListRecords", "", "", store_->ListRecords(prefix));
   }
   absl::Status RenewLease(const std::string& owner, const std::string& address,
                           std::chrono::milliseconds ttl) override {

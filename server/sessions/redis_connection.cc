@@ -2,7 +2,6 @@
 
 #include <fcntl.h>
 #include <hiredis/hiredis.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -73,41 +72,43 @@ redisReader* CreateReader() {
   return reader;
 }
 
-// A connected socket, or UNAVAILABLE.
-absl::StatusOr<int> ConnectSocket(const RedisAddress& address, RedisConnection::TimePoint deadline) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* found = nullptr;
-  const int code = getaddrinfo(address.host.c_str(), std::to_string(address.port).c_str(), &hints, &found);
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
-  std::string why = code != 0 ? gai_strerror(code) : "it has no address";
-  for (const addrinfo* one = code == 0 ? found : nullptr; one != nullptr; one = one->ai_next) {
-    const int fd = socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, one->ai_protocol);
-    if (fd < 0) {
-      why = std::strerror(errno);
-      continue;
-    }
-    int error = connect(fd, one->ai_addr, one->ai_addrlen) == 0 ? 0 : errno;
-    if (error == EINPROGRESS) {
-      pollfd waiting{.fd = fd, .events = POLLOUT, .revents = 0};
-      int ready = -1;
-      do {
-        ready = poll(&waiting, 1, MillisecondsUntil(deadline));
-      } while (ready < 0 && errno == EINTR);
-      socklen_t length = sizeof(error);
-      error = ETIMEDOUT;
-      if (ready > 0) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
-    }
-    if (error == 0) {
-      const int on = 1;
-      setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-      setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-      return fd;
-    }
-    why = std::strerror(error);
-    close(fd);
+// A connected socket, or UNAVAILABLE with the reason alone.
+absl::StatusOr<int> ConnectSocket(const SocketAddress& address, RedisConnection::TimePoint deadline) {
+  const auto* to = reinterpret_cast<const sockaddr*>(&address.bytes);
+  const int fd = socket(to->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, IPPROTO_TCP);
+  if (fd < 0) return absl::UnavailableError(std::strerror(errno));
+  int error = connect(fd, to, address.size) == 0 ? 0 : errno;
+  if (error == EINPROGRESS) {
+    pollfd waiting{.fd = fd, .events = POLLOUT, .revents = 0};
+    int ready = -1;
+    do {
+      ready = poll(&waiting, 1, MillisecondsUntil(deadline));
+    } while (ready < 0 && errno == EINTR);
+    socklen_t length = sizeof(error);
+    error = ETIMEDOUT;
+    if (ready > 0) getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
   }
-  return absl::UnavailableError(absl::StrFormat("cannot connect to %s: %s", address.ToString(), why));
+  if (error != 0) {
+    close(fd);
+    return absl::UnavailableError(std::strerror(error));
+  }
+  const int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  return fd;
+}
+
+// To the first of the host's addresses that takes a connection.
+absl::StatusOr<int> ConnectHost(HostLookup& host, RedisConnection::TimePoint deadline) {
+  const HostLookup::Answer addresses = host.Find(deadline);
+  if (!addresses.ok()) return addresses.status();
+  absl::StatusOr<int> fd = absl::UnavailableError("it has no address");
+  for (size_t i = 0; i < addresses->size() && !fd.ok(); ++i) {
+    // Each has its share of the time that is left: one that does not answer takes nothing from the others.
+    const auto now = std::chrono::steady_clock::now();
+    fd = ConnectSocket((*addresses)[i], now + (deadline - now) / static_cast<int64_t>(addresses->size() - i));
+  }
+  return fd;
 }
 
 }  // namespace
@@ -122,7 +123,8 @@ absl::Status RedisReply::status() const {
   // Older servers put a script's error into one of their own.
   if (kind == "OOM" || text.find("OOM command") != std::string::npos)
     return absl::ResourceExhaustedError(message);
-  if (is_one_of({"NOAUTH", "WRONGPASS", "NOPERM"}) || text.find("AUTH") != std::string::npos) {
+  // The second: a password that nobody asks for.
+  if (is_one_of({"NOAUTH", "WRONGPASS", "NOPERM", "DENIED"}) || text.starts_with("ERR AUTH ")) {
     return absl::PermissionDeniedError(message);
   }
   if (is_one_of({"LOADING", "BUSY", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "CLUSTERDOWN",
@@ -142,9 +144,13 @@ RedisConnection::RedisConnection(int fd, std::string name)
 RedisConnection::~RedisConnection() { close(fd_); }
 
 absl::StatusOr<std::unique_ptr<RedisConnection>> RedisConnection::Connect(const RedisAddress& address,
+                                                                          HostLookup& host,
                                                                           TimePoint deadline) {
-  const absl::StatusOr<int> fd = ConnectSocket(address, deadline);
-  if (!fd.ok()) return fd.status();
+  const absl::StatusOr<int> fd = ConnectHost(host, deadline);
+  if (!fd.ok()) {
+    return absl::UnavailableError(
+        absl::StrFormat("cannot connect to %s: %s", address.ToString(), std::string(fd.status().message())));
+  }
   std::unique_ptr<RedisConnection> connection(new RedisConnection(*fd, address.ToString()));
   std::vector<std::string_view> login = {"AUTH"};
   if (!address.user.empty()) login.push_back(address.user);

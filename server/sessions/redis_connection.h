@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/sessions/host_lookup.h"
 #include "server/sessions/redis_address.h"
 
 namespace efla {
@@ -35,9 +36,9 @@ class RedisConnection {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
 
-  // Logs in and selects the database. UNAVAILABLE; PERMISSION_DENIED.
+  // Logs in and selects the database. `host`: of the address. UNAVAILABLE; PERMISSION_DENIED.
   static absl::StatusOr<std::unique_ptr<RedisConnection>> Connect(const RedisAddress& address,
-                                                                  TimePoint deadline);
+                                                                  HostLookup& host, TimePoint deadline);
   ~RedisConnection();
 
   // UNAVAILABLE. Commands may be sent ahead of the replies to earlier ones.

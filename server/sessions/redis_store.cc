@@ -7,6 +7,7 @@
 #include <condition_variable>
 #include <cstring>
 #include <initializer_list>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "server/sessions/host_lookup.h"
 #include "server/sessions/random_id.h"
 #include "server/sessions/redis_connection.h"
 #include "server/sessions/stored_record.h"
@@ -230,7 +232,7 @@ class RedisStoreImpl final : public RedisStore {
   absl::StatusOr<HostBuffer> GetSnapshot(const std::string& id) override;
   absl::StatusOr<SessionRecord> GetRecord(const std::string& session_id) override;
   absl::Status PutRecord(const SessionRecord& record, uint64_t expected_epoch) override;
-  absl::StatusOr<std::vector<std::string>> ListRecords() override;
+  absl::StatusOr<std::vector<ListedRecord>> ListRecords(const std::string& prefix) override;
   absl::Status RenewLease(const std::string& owner, const std::string& address, milliseconds ttl) override;
   absl::StatusOr<std::string> GetLease(const std::string& owner) override;
   absl::Status Ping() override;
@@ -265,6 +267,7 @@ class RedisStoreImpl final : public RedisStore {
   absl::StatusOr<SessionRecord> ReadRecord(const std::string& session_id, const RedisReply& reply) const;
 
   const RedisAddress address_;
+  HostLookup host_;
   const RedisStoreOptions options_;
   const std::string snapshot_prefix_, grace_ms_;
   const std::string put_prefix_;  // of this store's puts, unlike any other's
@@ -281,6 +284,7 @@ class RedisStoreImpl final : public RedisStore {
 
 RedisStoreImpl::RedisStoreImpl(const RedisAddress& address, const RedisStoreOptions& options)
     : address_(address),
+      host_(address.host, address.port),
       options_(options),
       snapshot_prefix_(options.key_prefix + "snapshot:"),
       grace_ms_(std::to_string(options.unnamed_grace.count())),
@@ -345,7 +349,7 @@ absl::Status RedisStoreImpl::Run(Use use, Body body) {
     }
   }
   if (connection == nullptr) {
-    auto fresh = RedisConnection::Connect(address_, SteadyClock::now() + options_.connect_timeout);
+    auto fresh = RedisConnection::Connect(address_, host_, SteadyClock::now() + options_.connect_timeout);
     status = fresh.status();
     answered = absl::IsPermissionDenied(status);
     if (fresh.ok()) {
@@ -571,39 +575,41 @@ absl::Status RedisStoreImpl::PutRecord(const SessionRecord& record, uint64_t exp
   return StaleRecord(&stored, record, expected_epoch);
 }
 
-absl::StatusOr<std::vector<std::string>> RedisStoreImpl::ListRecords() {
-  const std::string prefix = RecordKey("");
-  const std::string pattern = EscapeGlob(prefix) + "*";
-  std::vector<std::string> ids;
+absl::StatusOr<std::vector<ListedRecord>> RedisStoreImpl::ListRecords(const std::string& prefix) {
+  const size_t before_id = RecordKey("").size();
+  const std::string pattern = EscapeGlob(RecordKey(prefix)) + "*";
+  std::map<std::string, ListedRecord> listed;  // by id: SCAN may give a key twice
   std::string cursor = "0";
   do {
-    // Keys and whether they are tombstones, a batch at a time: other calls come in between.
+    // Keys and what is told of them, a batch at a time: other calls come in between.
     absl::Status status = Run(Use::kShort, [&](RedisConnection& connection) -> absl::Status {
       const std::array<std::string_view, 6> scan = {"SCAN", cursor, "MATCH", pattern, "COUNT", "1000"};
       absl::StatusOr<RedisReply> batch = connection.Call(scan, Deadline());
       if (!batch.ok()) return batch.status();
       if (batch->elements.size() != 2) return absl::InternalError("SCAN gave no cursor and keys");
       for (const RedisReply& key : batch->elements[1].elements) {
-        const std::array<std::string_view, 3> words = {"HGET", key.text, "deleted"};
+        const std::array<std::string_view, 5> words = {"HMGET", key.text, "deleted", "revision", "expires"};
         if (absl::Status sent = connection.Send(words, Deadline()); !sent.ok()) return sent;
       }
-      std::vector<std::string> live;
       for (const RedisReply& key : batch->elements[1].elements) {
-        absl::StatusOr<RedisReply> deleted = connection.Receive(Deadline());
-        if (!deleted.ok()) return deleted.status();
-        if (deleted->type == RedisReply::Type::kText && deleted->text == "0") {
-          live.push_back(key.text.substr(prefix.size()));
+        absl::StatusOr<RedisReply> fields = connection.Receive(Deadline());
+        if (!fields.ok()) return fields.status();
+        ListedRecord record{.session_id = key.text.substr(before_id)};
+        if (fields->elements.size() == 3 && fields->elements[0].text == "0" &&
+            ReadNumber(fields->elements[1], record.revision) &&
+            ReadNumber(fields->elements[2], record.expires_unix_ms)) {
+          listed[record.session_id] = std::move(record);
         }
       }
-      ids.insert(ids.end(), live.begin(), live.end());
       cursor = batch->elements[0].text;
       return absl::OkStatus();
     });
     if (!status.ok()) return status;
   } while (cursor != "0");
-  std::sort(ids.begin(), ids.end());
-  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());  // SCAN may give a key twice
-  return ids;
+  std::vector<ListedRecord> records;
+  records.reserve(listed.size());
+  for (auto& [id, record] : listed) records.push_back(std::move(record));
+  return records;
 }
 
 absl::Status RedisStoreImpl::RenewLease(const std::string& owner, const std::string& address,

@@ -1,5 +1,6 @@
 #include "server/sessions/remembered_requests.h"
 
+#include <algorithm>
 #include <cstddef>
 
 #include "absl/strings/str_format.h"
@@ -37,6 +38,16 @@ void RememberedRequests::Forget(Call call, const std::string& request_id) {
   const Key key(call, request_id);
   if (requests_.erase(key) > 0) std::erase(order_, key);
   DropOldest();
+}
+
+void RememberedRequests::ForgetMaking(const std::string& session_id) {
+  const std::lock_guard lock(mutex_);
+  const auto made = std::find_if(requests_.begin(), requests_.end(), [&](const auto& request) {
+    return request.first.first != Call::kDelete && request.second && request.second->session_id == session_id;
+  });
+  if (made == requests_.end()) return;
+  std::erase(order_, made->first);
+  requests_.erase(made);
 }
 
 std::optional<RememberedRequests::Outcome> RememberedRequests::Find(Call call,

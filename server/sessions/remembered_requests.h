@@ -28,6 +28,8 @@ class RememberedRequests {
   absl::StatusOr<std::optional<Outcome>> Begin(Call call, const std::string& request_id);
   void Finish(Call call, const std::string& request_id, Outcome outcome);
   void Forget(Call call, const std::string& request_id);
+  // Forgets the request that made this session, if it is remembered.
+  void ForgetMaking(const std::string& session_id);
   // Without beginning anything.
   std::optional<Outcome> Find(Call call, const std::string& request_id) const;
 

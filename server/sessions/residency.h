@@ -70,7 +70,7 @@ class Residence : public std::enable_shared_from_this<Residence> {
   // As booked in the totals and queues.
   Queue queue_ = Queue::kNone;
   std::list<Residence*>::iterator place_;
-  bool booked_device_ = false, booked_host_ = false, booked_anchored_ = false;
+  bool booked_host_ = false, booked_anchored_ = false;
 };
 using ResidencePtr = std::shared_ptr<Residence>;
 

@@ -58,6 +58,11 @@ absl::Status SessionNotFound(const std::string& id, const char* why) {
                           "SESSION_NOT_FOUND");
 }
 
+absl::Status SessionExists(const std::string& id) {
+  return WithSessionError(absl::AlreadyExistsError(absl::StrFormat("session %s exists already", id)),
+                          "SESSION_EXISTS");
+}
+
 absl::Status ServerDraining() {
   return WithSessionError(absl::UnavailableError("the server is shutting down"), "DRAINING");
 }

@@ -24,6 +24,7 @@ absl::Status CheckRevision(const std::string& id, const std::optional<uint64_t>&
 // ABORTED, SESSION_BUSY. With the session's mutex held.
 absl::Status SessionBusy(const Session& session);
 absl::Status SessionNotFound(const std::string& id, const char* why = "does not exist");
+absl::Status SessionExists(const std::string& id);  // ALREADY_EXISTS
 absl::Status MarkNotFound(const std::string& id, const std::string& mark);
 absl::Status ServerDraining();  // UNAVAILABLE
 

@@ -30,15 +30,13 @@ absl::StatusOr<SessionInfo> SessionManagerImpl::Make(std::string id, ContextPtr 
   session->state.head = std::move(head);
   session->state.ttl_ms = ttl.count();
   session->state.created_unix_ms = records_.UnixMs(session->last_use);
-  const absl::Status exists = WithSessionError(
-      absl::AlreadyExistsError(absl::StrFormat("session %s exists already", id)), "SESSION_EXISTS");
   for (;;) {
     const absl::StatusOr<SessionPtr> listed = table_.Insert(session);
     if (!listed.ok()) return listed.status();
     const SessionPtr& known = *listed;
     if (known == session) break;
     absl::StatusOr<SessionPtr> alive = Find(id);
-    if (alive.ok()) return exists;
+    if (alive.ok()) return SessionExists(id);
     if (!absl::IsNotFound(alive.status())) return alive.status();
     bool over;
     {

@@ -14,14 +14,16 @@
 namespace efla {
 
 // What the code alone does not tell:
-//   ABORTED             SESSION_BUSY (revision), REVISION_MISMATCH (revision, expected), SESSION_LOST:
-//   deleted or taken
-//                       over during the turn
-//   NOT_FOUND           SESSION_NOT_FOUND, MARK_NOT_FOUND
-//   ALREADY_EXISTS      SESSION_EXISTS, RESULT_NOT_KEPT: a repeated request whose reply was too long to be
-//   kept OUT_OF_RANGE        REVISION_NOT_KEPT (revision) UNAVAILABLE         SESSION_ELSEWHERE (address,
-//   owner), STORE_UNAVAILABLE, DRAINING RESOURCE_EXHAUSTED  SESSION_LIMIT (of sessions, marks, host memory),
-//   NO_STATE_SLOT FAILED_PRECONDITION SNAPSHOT_MISMATCH DATA_LOSS           SNAPSHOT_DAMAGED
+//   ABORTED              SESSION_BUSY (revision), REVISION_MISMATCH (revision, expected),
+//                        SESSION_LOST: deleted or taken over during the turn
+//   NOT_FOUND            SESSION_NOT_FOUND, MARK_NOT_FOUND
+//   ALREADY_EXISTS       SESSION_EXISTS,
+//                        RESULT_NOT_KEPT: a repeated request whose reply was too long to be kept
+//   OUT_OF_RANGE         REVISION_NOT_KEPT (revision)
+//   UNAVAILABLE          SESSION_ELSEWHERE (address, owner), STORE_UNAVAILABLE, DRAINING
+//   RESOURCE_EXHAUSTED   SESSION_LIMIT (of sessions, marks, host memory), NO_STATE_SLOT
+//   FAILED_PRECONDITION  SNAPSHOT_MISMATCH
+//   DATA_LOSS            SNAPSHOT_DAMAGED
 // In parentheses, the keys of its metadata; `revision` is the session's current one.
 struct SessionError {
   std::string reason;

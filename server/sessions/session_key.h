@@ -17,6 +17,11 @@ inline std::string_view NameOf(std::string_view key) {
   return end == key.npos ? key : key.substr(end + 1);
 }
 
+// Whether a key that begins with `prefix` is of the prefix's tenant: of nobody's where the prefix has no "~".
+inline bool IsOfTenant(std::string_view key, std::string_view prefix) {
+  return key.find(kTenantEnd, prefix.size()) == key.npos;
+}
+
 // Empty, or a tenant alone: the name is to be made.
 inline bool WantsName(std::string_view key) { return NameOf(key).empty(); }
 

@@ -392,6 +392,7 @@ absl::Status SessionManagerImpl::Delete(const SessionChange& change) {
     if (absl::Status status = records_.Delete(*session); !status.ok()) return status;
     table_.Remove(session);
   }
+  if (change.undoes_creation) remembered_.ForgetMaking(change.session_id);
   if (!change.request_id.empty()) {
     remembered_.Finish(RememberedRequests::Call::kDelete, change.request_id, {change.session_id, {}});
   }

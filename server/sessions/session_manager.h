@@ -124,6 +124,7 @@ struct SessionChange {
   std::optional<uint64_t> expected_revision;  // another one: ABORTED, naming the current
   std::string request_id;                     // repeated: the recorded result; empty: never recorded
   Durability durability = Durability::kAsync;
+  bool undoes_creation = false;  // of Delete: the call that made the session failed, and may be repeated
 };
 
 // Thread-safe. Calls may block for a store or for a copy of a state: not for gRPC's or the engine's threads.
@@ -162,9 +163,12 @@ class SessionManager {
     return Create(id, ttl, request_id, durability, nullptr);
   }
   virtual absl::StatusOr<SessionInfo> Get(const std::string& id) = 0;
-  // In order of id, those after `after`, at most `limit`, that begin with `prefix`; other replicas' too,
-  // while the shared store can be reached.
+  // In order of id, those after `after`, at most `limit`, that begin with `prefix` and are of its tenant (of
+  // nobody where it has no "~"); other replicas' too, while the shared store can be reached. Loads no others.
   virtual std::vector<SessionInfo> List(const std::string& prefix, const std::string& after, int limit) = 0;
+  // How many List would give without a limit, in one look at the shared store that loads none of them: what
+  // is damaged or just being deleted may be counted.
+  virtual int Count(const std::string& prefix) = 0;
   // `ids`: names for the children, or empty strings. `mark`: fork there instead of at the head. A state that
   // only a store has and that has not been read here is read once: children of a damaged one are not made.
   virtual absl::StatusOr<std::vector<SessionInfo>> Fork(const SessionChange& change,

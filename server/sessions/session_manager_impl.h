@@ -56,6 +56,7 @@ class SessionManagerImpl final : public SessionManager {
                                      const MayMake& may_make) override;
   absl::StatusOr<SessionInfo> Get(const std::string& id) override;
   std::vector<SessionInfo> List(const std::string& prefix, const std::string& after, int limit) override;
+  int Count(const std::string& prefix) override;
   absl::StatusOr<std::vector<SessionInfo>> Fork(const SessionChange& change,
                                                 const std::vector<std::string>& ids, const std::string& mark,
                                                 const MayMake& may_make) override;
@@ -130,6 +131,7 @@ class SessionManagerImpl final : public SessionManager {
                                        const std::function<absl::StatusOr<SessionInfo>()>& make_it);
 
   // session_reading.cc
+  bool IsAlive(const Session& session) const;  // with its mutex held
   absl::Status Look(const std::string& id, const std::function<absl::Status(Session&)>& look);
 
   // session_upkeep.cc

@@ -2,10 +2,12 @@
 // tiers.
 #include <iterator>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_format.h"
 #include "server/sessions/session_checks.h"
+#include "server/sessions/session_key.h"
 #include "server/sessions/session_manager_impl.h"
 
 namespace efla {
@@ -33,23 +35,22 @@ absl::StatusOr<SessionInfo> SessionManagerImpl::Get(const std::string& id) {
   return info;
 }
 
+bool SessionManagerImpl::IsAlive(const Session& session) const {
+  return session.life == Session::Life::kLive && session.state.revision > 0 && !records_.Expired(session);
+}
+
 std::vector<SessionInfo> SessionManagerImpl::List(const std::string& prefix, const std::string& after,
                                                   int limit) {
-  const auto wanted = [&](const std::string& id) {
-    return id > after && id.compare(0, prefix.size(), prefix) == 0;
-  };
   std::map<std::string, SessionPtr> found = table_.Matching(prefix, after);
-  if (shared_) {
-    // Those that other replicas made. While the store is out of reach, those that are known here.
-    const absl::StatusOr<std::vector<std::string>> ids = shared_->ListRecords();
-    if (!ids.ok()) residency_->CountStoreError();
-    for (const std::string& id : ids.ok() ? *ids : std::vector<std::string>()) {
-      if (wanted(id)) found.try_emplace(id, nullptr);
-    }
+  // Those that other replicas made. While the store is out of reach, those that are known here.
+  const absl::StatusOr<std::vector<std::string>> shared = records_.ListShared(prefix);
+  for (const std::string& id : shared.ok() ? *shared : std::vector<std::string>()) {
+    if (id > after) found.try_emplace(id, nullptr);
   }
   std::vector<SessionInfo> infos;
   for (const auto& [id, listed] : found) {
     if (std::ssize(infos) >= limit) break;
+    if (!IsOfTenant(id, prefix)) continue;
     SessionPtr session = listed;
     if (session == nullptr) {
       absl::StatusOr<SessionPtr> loaded = records_.LoadHome(id, /*may_wait=*/false);
@@ -60,12 +61,31 @@ std::vector<SessionInfo> SessionManagerImpl::List(const std::string& prefix, con
     }
     {
       const std::lock_guard lock(session->mutex);
-      const bool alive = session->life == Session::Life::kLive && session->state.revision > 0;
-      if (alive && !records_.Expired(*session)) infos.push_back(Info(*session));
+      if (IsAlive(*session)) infos.push_back(Info(*session));
     }
     if (listed == nullptr) records_.Retire(*session, Session::Life::kEvicted);
   }
   return infos;
+}
+
+int SessionManagerImpl::Count(const std::string& prefix) {
+  // Those that this server owns before the store is asked: what is released in between has its record. What
+  // it does not own is as the record says, unless the store is out of reach.
+  std::set<std::string> counted, known;
+  for (const auto& [id, session] : table_.Matching(prefix, "")) {
+    const std::lock_guard lock(session->mutex);
+    if (IsOfTenant(id, prefix) && IsAlive(*session))
+      (shared_ == nullptr || session->owned ? counted : known).insert(id);
+  }
+  const absl::StatusOr<std::vector<std::string>> shared = records_.ListShared(prefix);
+  if (!shared.ok()) {
+    counted.merge(known);
+  } else {
+    for (const std::string& id : *shared) {
+      if (IsOfTenant(id, prefix)) counted.insert(id);
+    }
+  }
+  return static_cast<int>(counted.size());
 }
 
 absl::StatusOr<HostBuffer> SessionManagerImpl::Export(const std::string& id, const std::string& mark) {

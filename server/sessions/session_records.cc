@@ -42,7 +42,39 @@ absl::Status StoreError(absl::Status status) {
                           "STORE_UNAVAILABLE");
 }
 
+absl::StatusOr<bool> TrueIf(const absl::Status& status) {
+  if (!status.ok()) return status;
+  return true;
+}
+
 }  // namespace
+
+// One call of Acquire.
+struct SessionRecords::Claim {
+  const std::function<absl::Status()>& check;
+  const bool owned, doubtful;  // the session, as it was found
+  const Clock::time_point deadline;
+  bool lacks_snapshots = false;  // the store has refused the record for that
+};
+
+// What a claim rests on, of the record as it was read.
+struct SessionRecords::ClaimTerms {
+  uint64_t lease_term;  // before the store was asked
+  bool takeover;        // its owner was gone
+  bool skips;           // that owner may have given out revisions
+};
+
+// One call of PutState.
+struct SessionRecords::Draft {
+  SessionState state;
+  SessionRecord record;
+  std::vector<ResidencePtr> residences;      // that the record names
+  std::vector<ResidencePtr> former, others;  // that records name so far: this store's, the other store's
+  uint64_t changes = 0, expected = 0;        // expected: the stored epoch
+  bool stays_owned = false, in_doubt = false;
+
+  bool releases(StoreIndex store) const { return store == kSharedStore && !stays_owned; }
+};
 
 SessionRecords::SessionRecords(std::shared_ptr<Residency> residency, SessionStore* disk, SessionStore* shared,
                                const Options& options)
@@ -131,9 +163,28 @@ absl::StatusOr<SessionRecord> SessionRecords::GetRecord(const std::string& id, S
     return StoreError(record.status());
   }
   if (record->deleted) return SessionNotFound(id, "has been deleted");
-  if (record->expires_unix_ms != 0 && record->expires_unix_ms - kRecordSlackMs <= UnixMs(Now()))
-    return SessionNotFound(id, "has expired");
+  if (ExpiredRecord(record->expires_unix_ms)) return SessionNotFound(id, "has expired");
   return record;
+}
+
+bool SessionRecords::ExpiredRecord(int64_t expires_unix_ms) const {
+  return expires_unix_ms != 0 && expires_unix_ms - kRecordSlackMs <= UnixMs(Now());
+}
+
+absl::StatusOr<std::vector<std::string>> SessionRecords::ListShared(const std::string& prefix) {
+  std::vector<std::string> ids;
+  if (!has_shared()) return ids;
+  absl::StatusOr<std::vector<ListedRecord>> records = stores_[kSharedStore]->ListRecords(prefix);
+  if (!records.ok()) {
+    residency_->CountStoreError();
+    return records.status();
+  }
+  for (ListedRecord& record : *records) {
+    // Revision 0: only its name has been reserved.
+    if (record.revision > 0 && !ExpiredRecord(record.expires_unix_ms))
+      ids.push_back(std::move(record.session_id));
+  }
+  return ids;
 }
 
 // With record_mutex held. The session becomes what the record says.
@@ -256,12 +307,7 @@ absl::Status SessionRecords::CheckOwner(const SessionRecord& record, Clock::time
 
 absl::Status SessionRecords::Acquire(Session& session, const std::function<absl::Status()>& check) {
   const std::lock_guard record_lock(session.record_mutex);
-  const auto checked = [&]() -> absl::Status {
-    const std::lock_guard lock(session.mutex);
-    if (session.life != Session::Life::kLive) return absl::AbortedError("the session is alive no longer");
-    return check();
-  };
-  if (!has_shared()) return checked();
+  if (!has_shared()) return CheckAlive(session, check);
 
   bool owned, doubtful;
   {
@@ -270,79 +316,101 @@ absl::Status SessionRecords::Acquire(Session& session, const std::function<absl:
     doubtful = session.doubtful;
     if (owned && !doubtful && OwnsForCertain(session) && session.life == Session::Life::kLive) return check();
   }
-  // Out of reach: what is owned and not released goes on.
-  const auto unreachable = [&](const absl::Status& status) {
-    return owned && !doubtful ? checked() : StoreError(status);
-  };
+  Claim claim{check, owned, doubtful, Clock::now() + options_.claim_wait};
   // Without a lease others would take over at once what is claimed here.
   if (!LeaseIsGood()) {
-    if (absl::Status status = RenewLease(); !status.ok()) return unreachable(status);
+    if (absl::Status status = RenewLease(); !status.ok()) return GoOnWithout(session, claim, status);
   }
-  bool lacks_snapshots = false;
-  const Clock::time_point deadline = Clock::now() + options_.claim_wait;
   for (;;) {
-    const uint64_t lease_term = lease_term_;  // before the store is asked
-    absl::StatusOr<SessionRecord> record = GetRecord(session.id, kSharedStore);
-    if (absl::IsNotFound(record.status())) {
-      Retire(session, Session::Life::kDeleted);
-      return record.status();
-    }
-    if (!record.ok()) return unreachable(record.status());
-    if (owned && !IsStillOurs(session, *record)) {
-      Retire(session, Session::Life::kLost);
-      return absl::AbortedError("the session has been taken over");
-    }
-    bool wait, takeover;
-    if (absl::Status status = CheckOwner(*record, deadline, wait, takeover); !status.ok()) return status;
-    if (wait) {
-      std::this_thread::sleep_for(kClaimPoll);
-      continue;
-    }
-    if (record->revision == 0 && !owned) {
-      Retire(session, Session::Life::kDeleted);
-      return SessionNotFound(session.id, kNeverWritten);
-    }
-    bool skips = takeover;
-    if (record->owner == owner_) {  // a claim of ours that was not heard of may have been a takeover
-      const std::lock_guard lock(session.mutex);
-      skips = session.state.skipped > 0;
-    }
-    if (!owned) {
-      if (absl::Status status = CatchUp(session, *record); !status.ok()) return status;
-    }
-    if (absl::Status status = checked(); !status.ok()) return status;
-    if (lacks_snapshots) DropMissing(*record);
-    const uint64_t expected = record->epoch;
-    const bool lapsed = record->owner == kLapsedOwner;
-    record->epoch = expected + 1;
-    record->owner = owner_;
-    const absl::Status status = stores_[kSharedStore]->PutRecord(*record, expected);
-    if (status.ok()) {
-      takeovers_ += takeover && !lapsed;
-      const std::lock_guard lock(session.mutex);
-      session.epoch = session.stored_epoch[kSharedStore] = record->epoch;
-      session.owned = true;
-      session.lease_term = lease_term;
-      session.doubtful = false;
-      if (skips) session.state.skipped = kSkippedRevisions;
-      return absl::OkStatus();
-    }
-    if (absl::IsFailedPrecondition(status) && !std::exchange(lacks_snapshots, true)) continue;
-    if (!absl::IsAborted(status)) {
-      residency_->CountStoreError();
-      {
-        const std::lock_guard lock(session.mutex);
-        session.doubtful = true;
-        if (skips) session.state.skipped = kSkippedRevisions;
-      }
-      return absl::IsUnavailable(status) ? unreachable(status) : StoreError(status);
-    }
-    if (Clock::now() >= deadline) {
-      return WithSessionError(
-          absl::UnavailableError(absl::StrFormat("other replicas keep claiming session %s", session.id)),
-          "SESSION_ELSEWHERE");
-    }
+    const absl::StatusOr<bool> done = TryClaim(session, claim);
+    if (!done.ok()) return done.status();
+    if (*done) return absl::OkStatus();
   }
+}
+
+absl::Status SessionRecords::CheckAlive(Session& session, const std::function<absl::Status()>& check) const {
+  const std::lock_guard lock(session.mutex);
+  if (session.life != Session::Life::kLive) return absl::AbortedError("the session is alive no longer");
+  return check();
+}
+
+// The store is out of reach: what is owned and not released goes on.
+absl::Status SessionRecords::GoOnWithout(Session& session, const Claim& claim,
+                                         const absl::Status& error) const {
+  return claim.owned && !claim.doubtful ? CheckAlive(session, claim.check) : StoreError(error);
+}
+
+// One look at the record and, if that allows it, one put of the claim. With record_mutex held. False: to be
+// tried again; waits where that is for another replica.
+absl::StatusOr<bool> SessionRecords::TryClaim(Session& session, Claim& claim) {
+  const uint64_t lease_term = lease_term_;  // before the store is asked
+  absl::StatusOr<SessionRecord> record = GetRecord(session.id, kSharedStore);
+  if (absl::IsNotFound(record.status())) {
+    Retire(session, Session::Life::kDeleted);
+    return record.status();
+  }
+  if (!record.ok()) return TrueIf(GoOnWithout(session, claim, record.status()));
+  if (claim.owned && !IsStillOurs(session, *record)) {
+    Retire(session, Session::Life::kLost);
+    return absl::AbortedError("the session has been taken over");
+  }
+  bool wait, takeover;
+  if (absl::Status status = CheckOwner(*record, claim.deadline, wait, takeover); !status.ok()) return status;
+  if (wait) {
+    std::this_thread::sleep_for(kClaimPoll);
+    return false;
+  }
+  if (record->revision == 0 && !claim.owned) {
+    Retire(session, Session::Life::kDeleted);
+    return SessionNotFound(session.id, kNeverWritten);
+  }
+  bool skips = takeover;
+  if (record->owner == owner_) {  // a claim of ours that was not heard of may have been a takeover
+    const std::lock_guard lock(session.mutex);
+    skips = session.state.skipped > 0;
+  }
+  if (!claim.owned) {
+    if (absl::Status status = CatchUp(session, *record); !status.ok()) return status;
+  }
+  if (absl::Status status = CheckAlive(session, claim.check); !status.ok()) return status;
+  if (claim.lacks_snapshots) DropMissing(*record);
+  takeover = takeover && record->owner != kLapsedOwner;
+  return PutClaim(session, claim, *std::move(record), {lease_term, takeover, skips});
+}
+
+// Puts the record as claimed. Returns what TryClaim returns.
+absl::StatusOr<bool> SessionRecords::PutClaim(Session& session, Claim& claim, SessionRecord record,
+                                              const ClaimTerms& terms) {
+  const uint64_t expected = record.epoch++;
+  record.owner = owner_;
+  const absl::Status status = stores_[kSharedStore]->PutRecord(record, expected);
+  if (status.ok()) {
+    takeovers_ += terms.takeover;
+    const std::lock_guard lock(session.mutex);
+    session.epoch = session.stored_epoch[kSharedStore] = record.epoch;
+    session.owned = true;
+    session.lease_term = terms.lease_term;
+    session.doubtful = false;
+    if (terms.skips) session.state.skipped = kSkippedRevisions;
+    return true;
+  }
+  if (absl::IsFailedPrecondition(status) && !std::exchange(claim.lacks_snapshots, true)) return false;
+  if (!absl::IsAborted(status)) {
+    residency_->CountStoreError();
+    {
+      const std::lock_guard lock(session.mutex);
+      session.doubtful = true;
+      if (terms.skips) session.state.skipped = kSkippedRevisions;
+    }
+    return absl::IsUnavailable(status) ? TrueIf(GoOnWithout(session, claim, status))
+                                       : absl::StatusOr<bool>(StoreError(status));
+  }
+  if (Clock::now() >= claim.deadline) {
+    return WithSessionError(
+        absl::UnavailableError(absl::StrFormat("other replicas keep claiming session %s", session.id)),
+        "SESSION_ELSEWHERE");
+  }
+  return false;
 }
 
 // With record_mutex held, for a session that is owned: is this still its record? Claims of ours may have been
@@ -436,49 +504,10 @@ bool SessionRecords::NeedsWrite(const Session& session, StoreIndex store) const 
 
 // With record_mutex held, all of whose states the store has.
 absl::Status SessionRecords::PutState(Session& session, StoreIndex store) {
-  SessionState state;
-  SessionRecord record;
-  std::vector<ResidencePtr> former, others;
-  uint64_t changes, expected;
-  bool stays_owned, in_doubt;
-  {
-    const std::lock_guard lock(session.mutex);
-    if (session.life != Session::Life::kLive) return absl::OkStatus();
-    state = session.state;
-    changes = session.changes;
-    stays_owned = session.writer != Session::Writer::kNone;
-    in_doubt = session.doubtful && store == kSharedStore;
-    expected = session.stored_epoch[store];
-    record.epoch = session.epoch;
-    record.expires_unix_ms = UnixMs(session.last_use) + state.ttl_ms + kRecordSlackMs;
-    former = session.named[store];
-    others = session.named[1 - store];
-  }
-  std::map<ResidencePtr, std::string> named;
-  record.session_id = session.id;
-  record.revision = state.revision;
-  if (store == kSharedStore) record.owner = stays_owned ? owner_ : state.skipped > 0 ? kLapsedOwner : "";
-  // What was put before and not heard of may still be carried out: not over a higher epoch.
-  if (in_doubt || record.owner == kLapsedOwner) ++record.epoch;
-  std::optional<std::string> payload = states_.ToPayload(state, store, named);
-  if (!payload) return absl::FailedPreconditionError("a state is not in the store any more");
-  record.payload = *std::move(payload);
-  // A state that only this record names and others here stand on stays named until theirs have been written.
-  for (const ResidencePtr& residence : former) {
-    if (named.contains(residence)) continue;
-    const long own = 2 + (std::find(others.begin(), others.end(), residence) != others.end() ? 2 : 0);
-    if (!residency_->HasOneName(*residence, store) || residence.use_count() <= own) continue;
-    if (std::string id = residency_->StoredId(*residence, store); !id.empty())
-      named[residence] = std::move(id);
-  }
-  std::vector<ResidencePtr> residences;
-  for (const auto& [residence, id] : named) {
-    residences.push_back(residence);
-    record.snapshots.push_back(id);
-  }
-
-  const bool releases = store == kSharedStore && !stays_owned;
-  if (releases) {
+  Draft draft;
+  if (!CopyState(session, store, draft)) return absl::OkStatus();
+  if (absl::Status status = FillRecord(store, draft); !status.ok()) return status;
+  if (draft.releases(store)) {
     // A release of which nobody knows whether it was carried out keeps the session from going on here, so it
     // is not tried while the store is out of reach.
     const absl::Status reached = stores_[store]->GetRecord(session.id).status();
@@ -487,32 +516,90 @@ absl::Status SessionRecords::PutState(Session& session, StoreIndex store) {
       return StoreError(reached);
     }
   }
-  absl::Status status = stores_[store]->PutRecord(record, expected);
-  if (absl::IsAborted(status) && in_doubt) status = PutInDoubt(session.id, record, expected, status);
-  if (absl::IsAborted(status) && store == kDiskStore) {
-    // Nobody else writes here: an earlier put was carried out although it failed.
-    const absl::StatusOr<SessionRecord> stored = stores_[store]->GetRecord(session.id);
-    if (!stored.ok()) {
-      status = absl::IsNotFound(stored.status()) ? status : stored.status();
-    } else if (!stored->deleted) {
-      record.epoch = std::max(record.epoch, stored->epoch);
-      status = stores_[store]->PutRecord(record, stored->epoch);
-    }
+  const absl::Status status = PutDraft(draft, store);
+  if (!status.ok()) return NoteRefused(session, draft, store, status);
+  NoteWritten(session, draft, store);
+  return absl::OkStatus();
+}
+
+// What is to be written of the session. False: it is alive no longer.
+bool SessionRecords::CopyState(Session& session, StoreIndex store, Draft& draft) const {
+  const std::lock_guard lock(session.mutex);
+  if (session.life != Session::Life::kLive) return false;
+  draft.state = session.state;
+  draft.changes = session.changes;
+  draft.stays_owned = session.writer != Session::Writer::kNone;
+  draft.in_doubt = session.doubtful && store == kSharedStore;
+  draft.expected = session.stored_epoch[store];
+  draft.former = session.named[store];
+  draft.others = session.named[1 - store];
+  draft.record.session_id = session.id;
+  draft.record.epoch = session.epoch;
+  draft.record.expires_unix_ms = UnixMs(session.last_use) + draft.state.ttl_ms + kRecordSlackMs;
+  return true;
+}
+
+// FAILED_PRECONDITION: a state has left the store.
+absl::Status SessionRecords::FillRecord(StoreIndex store, Draft& draft) {
+  const SessionState& state = draft.state;
+  SessionRecord& record = draft.record;
+  record.revision = state.revision;
+  if (store == kSharedStore)
+    record.owner = draft.stays_owned ? owner_ : state.skipped > 0 ? kLapsedOwner : "";
+  // What was put before and not heard of may still be carried out: not over a higher epoch.
+  if (draft.in_doubt || record.owner == kLapsedOwner) ++record.epoch;
+  std::map<ResidencePtr, std::string> named;
+  std::optional<std::string> payload = states_.ToPayload(state, store, named);
+  if (!payload) return absl::FailedPreconditionError("a state is not in the store any more");
+  record.payload = *std::move(payload);
+  // A state that only this record names and others here stand on stays named until theirs have been written.
+  for (const ResidencePtr& residence : draft.former) {
+    if (named.contains(residence)) continue;
+    const std::vector<ResidencePtr>& others = draft.others;
+    const long own = 2 + (std::find(others.begin(), others.end(), residence) != others.end() ? 2 : 0);
+    if (!residency_->HasOneName(*residence, store) || residence.use_count() <= own) continue;
+    if (std::string id = residency_->StoredId(*residence, store); !id.empty())
+      named[residence] = std::move(id);
   }
-  if (status.ok()) {
-    residency_->CountStored(std::ssize(record.payload));
-    SetNamed(session, store, residences);
-    const std::lock_guard lock(session.mutex);
-    session.stored_epoch[store] = record.epoch;
-    if (store == home_) {
-      session.epoch = record.epoch;
-      session.written_changes = changes;
-      session.durable_revision = state.revision;
-      session.owned = session.owned && record.owner == owner_;
-      session.doubtful = false;
-    }
-    return status;
+  for (const auto& [residence, id] : named) {
+    draft.residences.push_back(residence);
+    record.snapshots.push_back(id);
   }
+  return absl::OkStatus();
+}
+
+// Puts the record, over an earlier put of ours too that was carried out although it was not heard of. The
+// draft's record becomes what is stored.
+absl::Status SessionRecords::PutDraft(Draft& draft, StoreIndex store) {
+  SessionRecord& record = draft.record;
+  const absl::Status status = stores_[store]->PutRecord(record, draft.expected);
+  if (!absl::IsAborted(status)) return status;
+  if (draft.in_doubt) return PutInDoubt(record, draft.expected, status);
+  if (store != kDiskStore) return status;
+  // Nobody else writes here: an earlier put was carried out although it failed.
+  const absl::StatusOr<SessionRecord> stored = stores_[store]->GetRecord(record.session_id);
+  if (!stored.ok()) return absl::IsNotFound(stored.status()) ? status : stored.status();
+  if (stored->deleted) return status;
+  record.epoch = std::max(record.epoch, stored->epoch);
+  return stores_[store]->PutRecord(record, stored->epoch);
+}
+
+void SessionRecords::NoteWritten(Session& session, const Draft& draft, StoreIndex store) {
+  residency_->CountStored(std::ssize(draft.record.payload));
+  SetNamed(session, store, draft.residences);
+  const std::lock_guard lock(session.mutex);
+  session.stored_epoch[store] = draft.record.epoch;
+  if (store != home_) return;
+  session.epoch = draft.record.epoch;
+  session.written_changes = draft.changes;
+  session.durable_revision = draft.state.revision;
+  session.owned = session.owned && draft.record.owner == owner_;
+  session.doubtful = false;
+}
+
+// What the store's refusal means for the session; the error for the caller.
+absl::Status SessionRecords::NoteRefused(Session& session, const Draft& draft, StoreIndex store,
+                                         const absl::Status& status) {
   if (store == home_ && absl::IsAborted(status)) {
     Retire(session, Session::Life::kLost);
     return WithSessionError(absl::AbortedError(absl::StrFormat("session %s has been taken over: %s",
@@ -522,20 +609,20 @@ absl::Status SessionRecords::PutState(Session& session, StoreIndex store) {
   residency_->CountStoreError();
   if (absl::IsFailedPrecondition(status)) {
     // The store has lost a snapshot; what memory has is put again.
-    for (const ResidencePtr& residence : residences) residency_->Recheck(*residence, store);
+    for (const ResidencePtr& residence : draft.residences) residency_->Recheck(*residence, store);
     return status;
   }
   const std::lock_guard lock(session.mutex);
-  if (releases) session.doubtful = true;
+  if (draft.releases(store)) session.doubtful = true;
   return StoreError(status);
 }
 
 // The record was refused over `expected`: because an earlier put of ours, of which we have not heard, had
 // been carried out? Then that is what was wanted, or the record is put over it. `record` becomes what is
 // stored.
-absl::Status SessionRecords::PutInDoubt(const std::string& id, SessionRecord& record, uint64_t expected,
+absl::Status SessionRecords::PutInDoubt(SessionRecord& record, uint64_t expected,
                                         const absl::Status& refusal) {
-  const absl::StatusOr<SessionRecord> stored = stores_[kSharedStore]->GetRecord(id);
+  const absl::StatusOr<SessionRecord> stored = stores_[kSharedStore]->GetRecord(record.session_id);
   if (absl::IsNotFound(stored.status())) return refusal;
   if (!stored.ok()) return stored.status();
   if (stored->deleted || stored->epoch <= expected) return refusal;
@@ -633,15 +720,13 @@ absl::Status SessionRecords::Reserve(Session& session) {
   session.epoch = 1;
   if (!has_home()) return absl::OkStatus();
   const std::lock_guard record_lock(session.record_mutex);
-  const absl::Status exists = WithSessionError(
-      absl::AlreadyExistsError(absl::StrFormat("session %s exists already", session.id)), "SESSION_EXISTS");
   const absl::StatusOr<SessionRecord> former = home()->GetRecord(session.id);
   uint64_t expected = 0;
   if (former.ok()) {
     if (absl::StatusOr<SessionRecord> alive = GetRecord(session.id, home_); alive.ok()) {
-      if (alive->revision > 0) return exists;
+      if (alive->revision > 0) return SessionExists(session.id);
       bool wait, takeover;
-      if (!CheckOwner(*alive, Clock::now(), wait, takeover).ok()) return exists;
+      if (!CheckOwner(*alive, Clock::now(), wait, takeover).ok()) return SessionExists(session.id);
     }
     session.epoch = former->epoch + 1;
     expected = former->deleted ? 0 : former->epoch;
@@ -663,7 +748,7 @@ absl::Status SessionRecords::Reserve(Session& session) {
   const uint64_t lease_term = lease_term_;
   record.expires_unix_ms = UnixMs(session.last_use) + session.state.ttl_ms + kRecordSlackMs;
   const absl::Status status = home()->PutRecord(record, expected);
-  if (absl::IsAborted(status)) return exists;
+  if (absl::IsAborted(status)) return SessionExists(session.id);
   if (!status.ok()) {
     residency_->CountStoreError();
     return StoreError(status);

@@ -60,6 +60,9 @@ class SessionRecords {
   absl::StatusOr<SessionPtr> LoadHome(const std::string& id, bool may_wait) {
     return Load(id, home_, may_wait);
   }
+  // Keys of the sessions in the shared store that begin with `prefix`, in order: of those that have been
+  // written and have not expired. Loads none. Empty: there is no such store.
+  absl::StatusOr<std::vector<std::string>> ListShared(const std::string& prefix);
   // Before a reading call: what other replicas have made of it. A store out of reach leaves it as it is.
   absl::Status Refresh(Session& session);
   // Before a change by the session's writer: makes this replica the owner. `check` is called with the
@@ -100,12 +103,21 @@ class SessionRecords {
   uint64_t takeovers() const { return takeovers_; }
 
  private:
+  struct Claim;  // one call of Acquire
+  struct ClaimTerms;
+  struct Draft;  // one call of PutState
   bool RetireIf(Session& session, Session::Life life, bool only_idle);
   absl::StatusOr<SessionRecord> GetRecord(const std::string& id, StoreIndex store);
+  bool ExpiredRecord(int64_t expires_unix_ms) const;
   absl::Status Adopt(Session& session, const SessionRecord& record, StoreIndex store);
   absl::Status CatchUp(Session& session, const SessionRecord& record);
   absl::Status CheckOwner(const SessionRecord& record, Clock::time_point deadline, bool& wait,
                           bool& takeover);
+  absl::Status CheckAlive(Session& session, const std::function<absl::Status()>& check) const;
+  absl::StatusOr<bool> TryClaim(Session& session, Claim& claim);
+  absl::Status GoOnWithout(Session& session, const Claim& claim, const absl::Status& error) const;
+  absl::StatusOr<bool> PutClaim(Session& session, Claim& claim, SessionRecord record,
+                                const ClaimTerms& terms);
   bool IsStillOurs(Session& session, const SessionRecord& record) const;
   void DropMissing(SessionRecord& record);
   absl::Status Settle(Session& session);
@@ -114,8 +126,13 @@ class SessionRecords {
   bool ReleaseUnchanged(Session& session);
   absl::Status WriteTo(Session& session, StoreIndex store, bool all_turns);
   absl::Status PutState(Session& session, StoreIndex store);
-  absl::Status PutInDoubt(const std::string& id, SessionRecord& record, uint64_t expected,
-                          const absl::Status& refusal);
+  bool CopyState(Session& session, StoreIndex store, Draft& draft) const;
+  absl::Status FillRecord(StoreIndex store, Draft& draft);
+  absl::Status PutDraft(Draft& draft, StoreIndex store);
+  absl::Status PutInDoubt(SessionRecord& record, uint64_t expected, const absl::Status& refusal);
+  void NoteWritten(Session& session, const Draft& draft, StoreIndex store);
+  absl::Status NoteRefused(Session& session, const Draft& draft, StoreIndex store,
+                           const absl::Status& status);
   void SetNamed(Session& session, StoreIndex store, std::vector<ResidencePtr> named);
   bool LeaseIsGood() const;
   bool MayTakeOver() const;

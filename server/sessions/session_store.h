@@ -31,6 +31,13 @@ struct SessionRecord {
   int64_t expires_unix_ms = 0;  // 0: never
 };
 
+// What a listing tells of a record.
+struct ListedRecord {
+  std::string session_id;
+  uint64_t revision = 0;
+  int64_t expires_unix_ms = 0;
+};
+
 // Snapshots are immutable and shared between records (forks); a store drops those that no record has named
 // for some time. Thread-safe; calls block, with a time-out where there is a network. UNAVAILABLE: the store
 // cannot be reached or read, or its circuit breaker is open: what it holds may be whole. RESOURCE_EXHAUSTED:
@@ -76,8 +83,9 @@ class SessionStore {
   // epoch below the expected one, a deletion without a higher one, names that are not names. After
   // UNAVAILABLE the record may have been replaced or not.
   virtual absl::Status PutRecord(const SessionRecord& record, uint64_t expected_epoch) = 0;
-  // Ids of all records but tombstones and expired ones.
-  virtual absl::StatusOr<std::vector<std::string>> ListRecords() = 0;
+  // The records whose ids begin with `prefix`, but tombstones and expired ones, in order of id. Reads no
+  // payload.
+  virtual absl::StatusOr<std::vector<ListedRecord>> ListRecords(const std::string& prefix) = 0;
 
   // A replica's sign of life, and the address where others may send its sessions' clients.
   virtual absl::Status RenewLease(const std::string& owner, const std::string& address,

@@ -35,13 +35,14 @@ bool AnyContext(const SessionState& state, const Visit& is) {
 
 absl::Status SessionManagerImpl::Begin() {
   if (disk_) {
-    absl::StatusOr<std::vector<std::string>> ids = disk_->ListRecords();
-    if (!ids.ok()) return ids.status();
+    const absl::StatusOr<std::vector<ListedRecord>> records = disk_->ListRecords("");
+    if (!records.ok()) return records.status();
     // Taken before anything is given out: a process that ends without putting it back leaves it so.
     const absl::StatusOr<bool> clean = disk_->TakeCleanMark();
     if (!clean.ok()) return clean.status();
     if (!*clean) records_.SetUncleanStart();
-    for (const std::string& id : *ids) {
+    for (const ListedRecord& record : *records) {
+      const std::string& id = record.session_id;
       // One that cannot be read is left alone; who asks for it gets the error.
       absl::StatusOr<SessionPtr> session = records_.Load(id, kDiskStore, /*may_wait=*/false);
       if (session.ok()) {

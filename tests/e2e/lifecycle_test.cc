@@ -203,6 +203,19 @@ TEST_F(LifecycleTest, ASecondSigtermEndsRunningStreamsAtOnce) {
       << ToString(end);
 }
 
+TEST_F(LifecycleTest, ASecondSigtermEndsADrainThatCannotWriteItsSessions) {
+  const TempDir folder;
+  StartServer(
+      {"--session-dir", folder.path() / "sessions", "--session-dir-bytes", "1", "--drain-timeout", "60"});
+  v1::GenerateRequest turn = GreedyRequest(std::vector<uint32_t>{5}, 1);
+  turn.mutable_session()->set_session_id("stuck");
+  turn.mutable_session()->set_create_if_missing(true);
+  ASSERT_TRUE(Generate(*stub_, turn).status.ok());
+  server_->process().Signal(SIGTERM);
+  EXPECT_FALSE(server_->WaitForExit(seconds(3)).has_value()) << "it tries to write for a minute";
+  EXPECT_EQ(server_->Terminate(seconds(10)), 1);
+}
+
 TEST_F(LifecycleTest, TheDrainTimeoutEndsWhatStillRuns) {
   StartServer({"--drain-timeout", "0.3"});
   BackgroundStream running(channel_, Endless());

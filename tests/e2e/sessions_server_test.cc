@@ -650,11 +650,20 @@ TEST_F(SessionsServerTest, AFailedCreateLeavesNothing) {
   // Cut while it computes.
   create.mutable_token_ids()->Clear();
   for (const uint32_t id : SomeIds(400'000, 8)) create.mutable_token_ids()->add_ids(id);
+  create.set_request_id(name_ + "-create");
   grpc::ClientContext context;
   SetTimeout(context, milliseconds(60));
   v1::Session session;
   EXPECT_EQ(client_->sessions->Create(&context, create, &session).error_code(), grpc::DEADLINE_EXCEEDED);
   EXPECT_TRUE(Eventually([&] { return client_->Get(name_).status.error_code() == grpc::NOT_FOUND; }));
+  // The request may be repeated, with what it was or in parts.
+  create.mutable_token_ids()->mutable_ids()->Truncate(100);
+  const auto again = client_->Create(create);
+  ExpectOk(again.status);
+  EXPECT_EQ(again->tokens(), 100u);
+  const auto repeated = client_->Create(create);
+  ExpectOk(repeated.status);
+  EXPECT_EQ(repeated->revision(), again->revision());
 }
 
 TEST_F(SessionsServerTest, AnUnusedSessionExpires) {

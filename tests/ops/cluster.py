@@ -323,9 +323,8 @@ class Nginx:
             file.write(text)
         check = subprocess.run(["nginx", "-t", "-c", path], capture_output=True, text=True)
         assert check.returncode == 0, check.stderr
-        user = ["-g", "user root;"] if os.geteuid() == 0 else []
-        self.process = Process(["nginx", "-c", path, "-g", "daemon off;" + "".join(user[1:])],
-                               os.path.join(folder, "nginx.log"))
+        directives = "daemon off;" + ("user root;" if os.geteuid() == 0 else "")
+        self.process = Process(["nginx", "-c", path, "-g", directives], os.path.join(folder, "nginx.log"))
         wait_until(lambda: accepts(self.port), "nginx listens")
 
     @property
@@ -591,6 +590,3 @@ class Load:
 
 def say(text):
     print(text, flush=True)
-
-
-__all__ = [name for name in dir() if not name.startswith("_")] + ["json"]

@@ -26,6 +26,7 @@ spec = importlib.util.spec_from_file_location("make", os.path.join(DEPLOY, "dash
 make = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(make)
 
+
 def promtool(*arguments, text=None):
     return subprocess.run(["promtool", *arguments], input=text, capture_output=True, text=True)
 
@@ -265,11 +266,13 @@ class MonitoredServerTest(ClusterTest):
         for code, body, headers in ((415, good, {"Content_Type": "text/plain"}), (403, good, {"Host": "evil.example:80"}),
                                     (400, b"no json", {}), (400, b'{"prompt": 1}', {}), (400, b'{"max_tokens": 1}', {}),
                                     (400, b'{"prompt": "a", "max_tokens": 0}', {}), (400, b'{"prompt": "a", "x": 0}', {}),
-                                    (400, b'{"prompt": "a", "temperature": 3}', {})):
+                                    (400, b'{"prompt": "a", "temperature": 3}', {}),
+                                    (400, b'{"x":' + b"[" * 1000 + b"]" * 1000 + b"}", {})):
             with self.assertRaises(urllib.error.HTTPError) as refused:
                 self.post(body, **headers)
             self.assertEqual(refused.exception.code, code, body)
         self.assertEqual(cluster.http_status(self.server.admin, "/v1/generate"), 405)
+        self.assertEqual(cluster.http_status(self.server.admin, "/readyz"), 200)
 
     def test_the_pages_in_a_browser(self):
         """Charts have lines, no script fails, nothing is loaded from elsewhere, and the box streams a completion."""

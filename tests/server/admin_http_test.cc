@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/admin_generate.h"
+
 namespace efla {
 namespace {
 
@@ -162,6 +164,50 @@ TEST(AdminHttpTest, CompletionsStreamToThisMachineAlone) {
   EXPECT_EQ(page.find("HTTP/1.1 200 "), 0u);
   EXPECT_NE(page.find(R"( id="generate">)"), std::string::npos) << "the box is shown";
   EXPECT_EQ(page.substr(page.size() - 8), "</html>\n");
+}
+
+TEST(AdminHttpTest, RequestsOfACompletionAreReadStrictly) {
+  const ServedModel model;  // without a tokenizer: nothing is computed
+  ServingState state;
+  state.Publish(&model);
+  AdminPages pages;
+  pages.generate = [&](std::string_view body, const HttpStream& stream) {
+    return StreamCompletion(state, body, stream);
+  };
+  auto http = AdminHttp::Start({"127.0.0.1", 0}, std::move(pages));
+  ASSERT_TRUE(http.ok()) << http.status();
+  const auto nested = [](size_t levels) {
+    return R"({"prompt": "a", "x": )" + std::string(levels, '[') + std::string(levels, ']') + "}";
+  };
+  constexpr char kGood[] = "the model has no tokenizer";
+  const std::vector<std::pair<std::string, const char*>> cases = {
+      {R"({"prompt": "a"})", kGood},
+      {R"({"seed": 18446744073709551615, "temperature": 2, "max_tokens": 4096, "prompt": "a"})", kGood},
+      {"", "not JSON"},
+      {R"({"prompt": "a")", "not JSON"},
+      {"{\"prompt\": \"\xff\"}", "not JSON"},
+      {"[1]", "an object is needed"},
+      {"{}", "prompt is missing"},
+      {R"({"prompt": ["a"]})", "prompt is [\"a\"]; a string is needed"},
+      {R"({"prompt": "a", "prompt": "b"})", "the key \"prompt\" is there twice"},
+      {R"({"prompt": "a", "max_tokens": 0})", "max_tokens is 0; an integer from 1 to 4096 is needed"},
+      {R"({"prompt": "a", "max_tokens": 4097})", "max_tokens is 4097"},
+      {R"({"prompt": "a", "max_tokens": 1.5})", "max_tokens is 1.5"},
+      {R"({"prompt": "a", "temperature": 2.5})", "temperature is 2.5; a number from 0 to 2 is needed"},
+      {R"({"prompt": "a", "seed": -1})", "seed is -1; a whole number, 0 or above, is needed"},
+      {R"({"prompt": "a", "x": 0})", "there is no field x"},
+      {nested(31), "there is no field x"},
+      {nested(32), "nested deeper than 32 levels"},
+      {nested(1'000), "nested deeper than 32 levels"},
+      {nested(500'000), "nested deeper than 32 levels"}};
+  for (const auto& [body, words] : cases) {
+    const std::string reply = Ask((*http)->address().port, "POST /v1/generate",
+                                  "Host: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
+                                      std::to_string(body.size()) + "\r\n",
+                                  body);
+    EXPECT_EQ(reply.find("HTTP/1.1 400 "), 0u) << body.substr(0, 100) << reply;
+    EXPECT_NE(reply.find(words), std::string::npos) << body.substr(0, 100) << reply;
+  }
 }
 
 }  // namespace

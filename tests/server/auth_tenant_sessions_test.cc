@@ -1,7 +1,10 @@
 // Two tenants and one session manager: nobody sees, touches or finds out about another's sessions.
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "server/rpc/tenant_sessions.h"
@@ -186,6 +189,46 @@ TEST(TenantSessionsTest, LimitOfSessionsHoldsForEveryWayToMakeOne) {
   EXPECT_TRUE(Tenants::Make(t.other, "c").ok()) << "another tenant's own limit";
   ASSERT_TRUE(t.acme.Delete(ChangeOf("b")).ok());
   EXPECT_TRUE(Tenants::Make(t.acme, "c").ok());
+}
+
+// The limit is looked at without loading a session: what making one asks the store for does not grow with how
+// many there are.
+TEST(TenantSessionsTest, TheLimitCostsOneListingOfTheTenantsRecords) {
+  const auto contents = std::make_shared<MemoryStoreContents>();
+  const auto replica = [&](const std::string& name) {
+    SessionRigOptions options;
+    options.sessions.replica = name;
+    options.shared = std::make_unique<MemoryStore>(contents, /*shared=*/true);
+    return std::make_unique<SessionRig>(std::move(options));
+  };
+  const std::unique_ptr<SessionRig> one = replica("one"), two = replica("two");
+  TenantSessions acme(*two->manager, "acme", [] { return 10; });
+  const auto make = [&](SessionRig& rig, const std::string& id) {
+    const auto made = rig.manager->Create(id, std::chrono::milliseconds(0), "", Durability::kSync);
+    ASSERT_TRUE(made.ok()) << made.status();
+  };
+  // Records read, and listed, while acme makes a session.
+  const auto asked = [&](const std::string& name) {
+    {
+      const std::lock_guard lock(contents->mutex);
+      contents->record_gets = contents->records_listed = 0;
+    }
+    const absl::StatusOr<SessionInfo> made = Tenants::Make(acme, name);
+    EXPECT_TRUE(made.ok()) << made.status();
+    const std::lock_guard lock(contents->mutex);
+    return std::pair(contents->record_gets, contents->records_listed);
+  };
+  for (int i = 0; i < 20; ++i) make(*one, Numbered("other~", i));
+  const auto [gets_of_first, listed_for_first] = asked("first");
+  EXPECT_EQ(listed_for_first, 0);
+  for (int i = 0; i < 8; ++i) make(*one, Numbered("acme~", i));
+  const auto [gets_of_last, listed_for_last] = asked("last");
+  EXPECT_EQ(listed_for_last, 9);
+  EXPECT_EQ(gets_of_last, gets_of_first);
+  const absl::Status refused = Tenants::Make(acme, "more").status();
+  EXPECT_EQ(ReasonOf(refused), "SESSION_LIMIT") << refused;
+  EXPECT_EQ(acme.Count(""), 10);
+  EXPECT_EQ(acme.Count("f"), 1);
 }
 
 // A repetition makes nothing: it is answered, whatever the limit is by now.

@@ -242,7 +242,7 @@ TEST_F(DiskStoreTest, DamageIsSaidNotServed) {
   EXPECT_EQ(store_->GetRecord("s").status().code(), StatusCode::kDataLoss);
   Open();
   EXPECT_EQ(store_->GetRecord("s").status().code(), StatusCode::kDataLoss);
-  EXPECT_EQ(*store_->ListRecords(), std::vector<std::string>{"t"});
+  EXPECT_EQ(IdsIn(*store_), std::vector<std::string>{"t"});
   EXPECT_EQ(store_->stats().damaged_records, 1);
   Put(TombstoneOf("s", 1), 0);  // the way out
   EXPECT_EQ(store_->stats().damaged_records, 0);
@@ -509,7 +509,7 @@ TEST_F(DiskStoreTest, AStartGoesOnPastWhatItCannotUse) {
   EXPECT_EQ(problems, expected);
   EXPECT_EQ(store_->stats().damaged_records, 2);
   EXPECT_EQ(store_->stats().unreadable_records, 2);
-  EXPECT_EQ(*store_->ListRecords(), std::vector<std::string>{"good"});
+  EXPECT_EQ(IdsIn(*store_), std::vector<std::string>{"good"});
   EXPECT_TRUE(store_->GetRecord("good").ok());
   EXPECT_EQ(store_->GetRecord("damaged").status().code(), StatusCode::kDataLoss);
   EXPECT_EQ(store_->GetRecord("unreadable").status().code(), StatusCode::kUnavailable);
@@ -536,7 +536,7 @@ TEST_F(DiskStoreTest, AStartGoesOnPastWhatItCannotUse) {
   fs::remove(options_.folder + "/snapshots/folder+7+" + std::string(32, '0') + ".efls");
   Open();
   EXPECT_TRUE(store_->problems().empty());
-  EXPECT_EQ(store_->ListRecords()->size(), 4u);
+  EXPECT_EQ(IdsIn(*store_).size(), 4u);
 }
 
 TEST_F(DiskStoreTest, WhatAllRecordsHaveLeftMakesRoomAtOnce) {

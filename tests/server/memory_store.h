@@ -51,6 +51,7 @@ class MemoryStoreContents {
   bool clean = false;        // its mark
   int unbacked_records = 0;  // refused: they named snapshots that were not there
   int64_t snapshot_puts = 0, snapshot_bytes = 0, record_bytes = 0;
+  int64_t record_gets = 0, records_listed = 0;
 };
 
 // One client's way to it.
@@ -111,6 +112,7 @@ class MemoryStore final : public SessionStore {
   }
   absl::StatusOr<SessionRecord> GetRecord(const std::string& session_id) override {
     return Call([&]() -> absl::StatusOr<SessionRecord> {
+      ++contents_->record_gets;
       const auto found = contents_->records.find(session_id);
       if (found == contents_->records.end()) return absl::NotFoundError("no record " + session_id);
       return found->second;
@@ -129,13 +131,15 @@ class MemoryStore final : public SessionStore {
     }
     return Put(record, expected_epoch);
   }
-  absl::StatusOr<std::vector<std::string>> ListRecords() override {
-    return Call([&]() -> absl::StatusOr<std::vector<std::string>> {
-      std::vector<std::string> ids;
+  absl::StatusOr<std::vector<ListedRecord>> ListRecords(const std::string& prefix) override {
+    return Call([&]() -> absl::StatusOr<std::vector<ListedRecord>> {
+      std::vector<ListedRecord> listed;
       for (const auto& [id, record] : contents_->records) {
-        if (!record.deleted) ids.push_back(id);
+        if (record.deleted || !id.starts_with(prefix)) continue;
+        listed.push_back({id, record.revision, record.expires_unix_ms});
       }
-      return ids;
+      contents_->records_listed += static_cast<int64_t>(listed.size());
+      return listed;
     });
   }
   absl::Status RenewLease(const std::string& owner, const std::string& address,

@@ -40,7 +40,8 @@ TEST_F(ObservedStoreTest, AnswersAreNoFailures) {
   EXPECT_TRUE(*store_->GetSnapshot("x") == bytes);
   EXPECT_TRUE(*store_->HasSnapshot("x"));
   EXPECT_TRUE(store_->PutRecord(Record("s"), 0).ok());
-  EXPECT_EQ(*store_->ListRecords(), std::vector<std::string>{"s"});
+  EXPECT_EQ(store_->ListRecords("")->at(0).session_id, "s");
+  EXPECT_TRUE(store_->ListRecords("t")->empty());
   EXPECT_EQ(store_->PutRecord(Record("s"), 5).code(), absl::StatusCode::kAborted);
   EXPECT_EQ(store_->GetRecord("t").status().code(), absl::StatusCode::kNotFound);
   EXPECT_TRUE(store_->RenewLease("me", "here", std::chrono::seconds(1)).ok());
@@ -56,7 +57,7 @@ TEST_F(ObservedStoreTest, EveryCallThatFailsIsToldWithWhatItWasAbout) {
       {"HasSnapshot snapshot x", [&] { return store_->HasSnapshot("x").status(); }},
       {"GetRecord session s", [&] { return store_->GetRecord("s").status(); }},
       {"PutRecord session s", [&] { return store_->PutRecord(Record("s"), 0); }},
-      {"ListRecords  ", [&] { return store_->ListRecords().status(); }},
+      {"ListRecords  ", [&] { return store_->ListRecords("").status(); }},
       {"RenewLease owner me", [&] { return store_->RenewLease("me", "", std::chrono::seconds(1)); }},
       {"GetLease owner me", [&] { return store_->GetLease("me").status(); }},
   };

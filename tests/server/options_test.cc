@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cctype>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -86,6 +87,20 @@ TEST(OptionsTest, FileBeatsEnvironmentAndFlagBeatsFile) {
             "efla_server: " + file + ": has the key \"config\", which is for the command line only\n");
   unsetenv("EFLA_SERVER_MAX_QUEUE");
   unsetenv("EFLA_SERVER_MAX_RUNNING");
+  std::filesystem::remove(file);
+}
+
+TEST(OptionsTest, ProtectionThatWasLeftEmptyIsRefused) {
+  const std::string file = testing::TempDir() + "/efla_options_empty_test.toml";
+  for (const std::string flag : {"auth-file", "tls-cert", "tls-key", "tls-client-ca"}) {
+    std::string variable = "EFLA_SERVER_" + flag;
+    for (char& c : variable) c = c == '-' ? '_' : static_cast<char>(std::toupper(c));
+    setenv(variable.c_str(), "", 1);
+    EXPECT_NE(Refusal({"--checkpoint=c"}).find(variable + ": is empty"), std::string::npos) << flag;
+    unsetenv(variable.c_str());
+    std::ofstream(file) << "checkpoint = \"c\"\n" << flag << " = \"\"\n";
+    EXPECT_NE(Refusal({"--config", file.c_str()}).find("--" + flag), std::string::npos) << flag;
+  }
   std::filesystem::remove(file);
 }
 

@@ -1,6 +1,7 @@
 #include "server/sessions/redis_store.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -8,6 +9,8 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstring>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -19,6 +22,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "server/sessions/host_lookup.h"
 #include "server/sessions/redis_connection.h"
 #include "tests/server/redis_server.h"
 #include "tests/server/store_example.h"
@@ -90,6 +94,86 @@ TEST(RedisAddressTest, RefusesEverythingElseAndNeverShowsThePassword) {
   }
 }
 
+TEST(RedisReplyTest, AnErrorIsKnownByItsFirstWord) {
+  const std::vector<std::pair<std::string, StatusCode>> cases = {
+      {"NOAUTH Authentication required.", StatusCode::kPermissionDenied},
+      {"WRONGPASS invalid username-password pair or user is disabled.", StatusCode::kPermissionDenied},
+      {"NOPERM this user has no permissions to run the 'set' command", StatusCode::kPermissionDenied},
+      {"DENIED Redis is running in protected mode because", StatusCode::kPermissionDenied},
+      {"ERR AUTH <password> called without any password configured", StatusCode::kPermissionDenied},
+      {"ERR unknown command 'X', with args beginning with: 'AUTHOR'", StatusCode::kInternal},
+      {"ERR user_script:1: NOAUTH script: f2053626, on @user_script:1.", StatusCode::kInternal},
+      {"NOAUTHOR is no word of Redis", StatusCode::kInternal},
+      {"LOADING the data of AUTHOR", StatusCode::kUnavailable},
+      {"READONLY You can't write against a read only replica.", StatusCode::kUnavailable},
+      {"OOM command not allowed when used memory > 'maxmemory'.", StatusCode::kResourceExhausted},
+      {"ERR Error running script: -OOM command not allowed", StatusCode::kResourceExhausted}};
+  RedisReply reply;
+  for (const auto& [text, code] : cases) {
+    reply.type = RedisReply::Type::kError;
+    reply.text = text;
+    EXPECT_EQ(reply.status().code(), code) << text;
+    reply.type = RedisReply::Type::kText;
+    EXPECT_TRUE(reply.status().ok()) << text;
+  }
+}
+
+SteadyClock::time_point After(milliseconds time) { return SteadyClock::now() + time; }
+
+SocketAddress Loopback(int port) {
+  sockaddr_in plain{};
+  plain.sin_family = AF_INET;
+  plain.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  plain.sin_port = htons(static_cast<uint16_t>(port));
+  SocketAddress address;
+  std::memcpy(&address.bytes, &plain, sizeof(plain));
+  address.size = sizeof(plain);
+  return address;
+}
+
+TEST(HostLookupTest, FindsNumbersAndNames) {
+  const auto found = HostLookup("127.0.0.1", 4321).Find(After(std::chrono::seconds(10)));
+  ASSERT_TRUE(found.ok()) << found.status();
+  ASSERT_EQ(found->size(), 1u);
+  EXPECT_EQ(found->front().size, sizeof(sockaddr_in));
+  const SocketAddress wanted = Loopback(4321);
+  EXPECT_EQ(std::memcmp(&found->front().bytes, &wanted.bytes, sizeof(sockaddr_in)), 0);
+  HostLookup name("localhost", 1);
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(name.Find(After(std::chrono::seconds(10))).ok());
+  const auto none = HostLookup(std::string(70, 'x'), 1).Find(After(std::chrono::seconds(10)));
+  EXPECT_EQ(none.status().code(), StatusCode::kUnavailable) << "no name is as long";
+}
+
+TEST(HostLookupTest, WaitsNoLongerThanItMayAndALateAnswerIsTheNextCallers) {
+  std::promise<void> answers;
+  const std::shared_future<void> answered = answers.get_future().share();
+  std::atomic<int> asked = 0;
+  HostLookup host([&asked, answered]() -> HostLookup::Answer {
+    ++asked;
+    answered.wait();
+    return std::vector<SocketAddress>{Loopback(1)};
+  });
+  const auto begin = SteadyClock::now();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 3; ++i) {
+        const auto late = host.Find(After(milliseconds(50)));
+        EXPECT_EQ(late.status().code(), StatusCode::kUnavailable) << late.status();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GE(SteadyClock::now() - begin, milliseconds(150));
+  EXPECT_LT(SteadyClock::now() - begin, milliseconds(5000));
+  EXPECT_EQ(asked, 1) << "one at a time";
+  answers.set_value();
+  EXPECT_TRUE(host.Find(After(std::chrono::seconds(10))).ok());
+  EXPECT_EQ(asked, 1);
+  EXPECT_TRUE(host.Find(After(std::chrono::seconds(10))).ok());
+  EXPECT_EQ(asked, 2) << "the next one asks anew";
+}
+
 class RedisStoreTest : public ::testing::Test {
  protected:
   void SetUp() override { EFLA_SKIP_WITHOUT_REDIS(); }
@@ -108,7 +192,8 @@ class RedisStoreTest : public ::testing::Test {
   RedisReply Command(const std::vector<std::string_view>& words) {
     const auto deadline = SteadyClock::now() + std::chrono::seconds(10);
     if (direct_ == nullptr) {
-      auto connection = RedisConnection::Connect(server_->address(), deadline);
+      HostLookup host("127.0.0.1", server_->port());
+      auto connection = RedisConnection::Connect(server_->address(), host, deadline);
       EXPECT_TRUE(connection.ok()) << connection.status();
       direct_ = *std::move(connection);
     }
@@ -158,7 +243,7 @@ TEST_F(RedisStoreTest, TwoStoresSeeTheSame) {
   const auto other = Connect();
   EXPECT_FALSE(other->GetRecord("s").ok());
   ASSERT_OK(other->PutRecord(RecordOf("s", 1, 1, ""), 0));
-  EXPECT_EQ(*other->ListRecords(), std::vector<std::string>{"s"});
+  EXPECT_EQ(IdsIn(*other), std::vector<std::string>{"s"});
 }
 
 TEST_F(RedisStoreTest, ValuesAreOfAtMostAMebibyteAndEveryKeyExpires) {
@@ -296,6 +381,17 @@ TEST_F(RedisStoreTest, LoginsAreCheckedAndPasswordsNeverShown) {
   EXPECT_EQ(Connect(address)->GetRecord("s").status().code(), StatusCode::kPermissionDenied);
   address.database = 9999;
   EXPECT_FALSE(Connect(address)->Ping().ok());
+}
+
+TEST_F(RedisStoreTest, APasswordThatNobodyAsksForIsRefused) {
+  Start();
+  RedisAddress address = server_->address();
+  address.host = "localhost";
+  ASSERT_OK(Connect(address)->Ping());
+  address.password = "secret";
+  const absl::Status status = Connect(address)->Ping();
+  EXPECT_EQ(status.code(), StatusCode::kPermissionDenied) << status;
+  EXPECT_EQ(status.ToString().find("secret"), std::string::npos) << status;
 }
 
 TEST_F(RedisStoreTest, OptionsOutOfRangeAreRefused) {
@@ -458,6 +554,31 @@ TEST_F(RedisStoreTest, APartitionIsATimeOut) {
     waiting.push_back(fd);
   }
   EXPECT_NE(status.ToString().find("timed out"), std::string::npos) << status;
+  for (const int fd : waiting) close(fd);
+}
+
+TEST_F(RedisStoreTest, AnAddressThatDoesNotAnswerLeavesTheOthersTheirTime) {
+  Start();
+  FreePort full(0);  // takes no connection once its queue is full
+  const SocketAddress silent = Loopback(full.port());
+  std::vector<int> waiting;
+  for (int i = 0; i < 4; ++i) {
+    waiting.push_back(socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0));
+    (void)!connect(waiting.back(), reinterpret_cast<const sockaddr*>(&silent.bytes), silent.size);
+  }
+  const auto connect_by = [&](const std::vector<SocketAddress>& addresses, milliseconds time) {
+    HostLookup host([addresses] { return addresses; });
+    return RedisConnection::Connect(server_->address(), host, After(time)).status();
+  };
+  auto begin = SteadyClock::now();
+  ASSERT_OK(connect_by({silent, silent, Loopback(server_->port())}, milliseconds(900)));
+  EXPECT_GE(SteadyClock::now() - begin, milliseconds(600)) << "two shares of three";
+  begin = SteadyClock::now();
+  const absl::Status none = connect_by({silent, silent}, milliseconds(300));
+  EXPECT_EQ(none.code(), StatusCode::kUnavailable);
+  EXPECT_NE(none.ToString().find("timed out"), std::string::npos) << none;
+  EXPECT_LT(SteadyClock::now() - begin, milliseconds(1500));
+  EXPECT_NE(connect_by({}, milliseconds(300)).ToString().find("no address"), std::string::npos);
   for (const int fd : waiting) close(fd);
 }
 

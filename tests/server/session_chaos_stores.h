@@ -211,9 +211,9 @@ class CuttableStore final : public SessionStore {
   absl::Status PutRecord(const SessionRecord& record, uint64_t expected_epoch) override {
     return cut_ ? OutOfReach() : store_->PutRecord(record, expected_epoch);
   }
-  absl::StatusOr<std::vector<std::string>> ListRecords() override {
+  absl::StatusOr<std::vector<ListedRecord>> ListRecords(const std::string& prefix) override {
     if (cut_) return OutOfReach();
-    return store_->ListRecords();
+    return store_->ListRecords(prefix);
   }
   absl::Status RenewLease(const std::string& owner, const std::string& address,
                           std::chrono::milliseconds ttl) override {

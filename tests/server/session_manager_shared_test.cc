@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <mutex>
+#include <ostream>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "server/sessions/redis_store.h"
@@ -142,6 +145,98 @@ TEST(SessionSharedTest, NamesAreTakenEverywhere) {
   std::string listed;
   for (const SessionInfo& info : one.manager().List("", "", 10)) listed += info.session_id + " ";
   EXPECT_EQ(listed, "a b ");
+}
+
+// ---- Listing and counting what others made: the store is asked once, and for no more than that ----
+
+// What the store has been asked for since the last look.
+struct Asked {
+  int64_t gets, listed;
+  bool operator==(const Asked&) const = default;
+};
+std::ostream& operator<<(std::ostream& out, const Asked& asked) {
+  return out << asked.gets << " records read, " << asked.listed << " listed";
+}
+Asked TakeAsked(MemoryStoreContents& contents) {
+  const std::lock_guard lock(contents.mutex);
+  return {std::exchange(contents.record_gets, 0), std::exchange(contents.records_listed, 0)};
+}
+
+// Sessions that replica `one` has made and written, of tenant acme (a0 and on), of another and of nobody.
+void MakeWritten(Replica& one, const std::shared_ptr<MemoryStoreContents>& contents, int acmes) {
+  std::vector<std::string> ids = {"acme", "other~a0", "other~b", "z"};
+  for (int i = 0; i < acmes; ++i) ids.push_back(Numbered("acme~a", i));
+  for (const std::string& id : ids) {
+    ASSERT_TRUE(one.manager().Create(id, milliseconds(0), "", Durability::kSync).ok()) << id;
+  }
+  for (const std::string& id : ids) ASSERT_TRUE(Released(contents, id)) << id;
+}
+
+TEST(SessionSharedTest, CountingLoadsNothing) {
+  auto contents = std::make_shared<MemoryStoreContents>();
+  Replica one("one", contents), two("two", contents);
+  MakeWritten(one, contents, 5);
+  TakeAsked(*contents);
+  EXPECT_EQ(two.manager().Count("acme~"), 5);
+  EXPECT_EQ(TakeAsked(*contents), (Asked{0, 5}));
+  EXPECT_EQ(one.manager().Count("acme~"), 5) << "and so where they were made";
+  EXPECT_EQ(TakeAsked(*contents), (Asked{0, 5}));
+  EXPECT_EQ(two.manager().Count("acme~b"), 0);
+  EXPECT_EQ(two.manager().Count(""), 2) << "nobody's";
+  EXPECT_EQ(two.manager().stats().sessions, 0);
+}
+
+TEST(SessionSharedTest, CountedIsWhatIsAlive) {
+  auto contents = std::make_shared<MemoryStoreContents>();
+  Replica one("one", contents), two("two", contents);
+  MakeWritten(one, contents, 3);
+  ASSERT_TRUE(two.manager().Get("acme~a0").ok());
+  ASSERT_TRUE(one.manager().Delete(To("acme~a0")).ok());
+  EXPECT_EQ(two.manager().Count("acme~"), 2) << "deleted elsewhere, and still known here";
+  {
+    const std::lock_guard lock(contents->mutex);
+    SessionRecord& reserved = contents->records["acme~reserved"];
+    reserved.session_id = "acme~reserved";
+    reserved.epoch = 1;
+    reserved.owner = "three/x";
+  }
+  EXPECT_EQ(two.manager().Count("acme~"), 2) << "a name that has been reserved";
+  absl::StatusOr<SessionManager::Begun> begun =
+      two.manager().BeginTurn(To("acme~turn"), OnCancel::kRollback, true);
+  ASSERT_TRUE(begun.ok()) << begun.status();
+  EXPECT_EQ(two.manager().Count("acme~"), 3) << "made here, and not written yet";
+  EXPECT_EQ(one.manager().Count("acme~"), 2);
+  begun->turn.reset();
+  ASSERT_TRUE(one.manager().Create("acme~brief", seconds(10), "", Durability::kSync).ok());
+  EXPECT_EQ(two.manager().Count("acme~"), 3);
+  two->clock.Advance(seconds(11));
+  EXPECT_EQ(two.manager().Count("acme~"), 2) << "expired, with its record there still";
+  EXPECT_FALSE(two.manager().Get("acme~a0").ok());
+  ASSERT_TRUE(two.manager().Get("acme~a1").ok());
+  two.store->down = true;
+  EXPECT_EQ(two.manager().Count("acme~"), 1) << "out of reach: what is known here";
+  two.store->down = false;
+}
+
+TEST(SessionSharedTest, APageLoadsItsOwnSessionsOnly) {
+  auto contents = std::make_shared<MemoryStoreContents>();
+  Replica one("one", contents), two("two", contents);
+  for (const char* id : {"acme~0", "acme~1"})  // expired by then
+    ASSERT_TRUE(one.manager().Create(id, seconds(10), "", Durability::kSync).ok());
+  MakeWritten(one, contents, 5);
+  two->clock.Advance(seconds(11));
+  TakeAsked(*contents);
+  const auto page = [&](const std::string& prefix, const std::string& after, int limit) {
+    std::string ids;
+    for (const SessionInfo& info : two.manager().List(prefix, after, limit)) ids += info.session_id + " ";
+    return ids;
+  };
+  EXPECT_EQ(page("acme~", "", 1), "acme~a0 ");
+  EXPECT_EQ(TakeAsked(*contents), (Asked{1, 7}));
+  EXPECT_EQ(page("acme~", "acme~a1", 2), "acme~a2 acme~a3 ");
+  EXPECT_EQ(TakeAsked(*contents), (Asked{2, 7}));
+  EXPECT_EQ(page("", "", 2), "acme z ") << "nobody's";
+  EXPECT_EQ(TakeAsked(*contents).gets, 2);
 }
 
 TEST(SessionSharedTest, DeletionReachesEveryReplica) {

@@ -129,7 +129,7 @@ TEST_P(SessionStoreTest, AnyNameOfTheAlphabetIsSafe) {
   }
   auto sorted = names;
   std::sort(sorted.begin(), sorted.end());
-  EXPECT_EQ(*store().ListRecords(), sorted);
+  EXPECT_EQ(IdsIn(store()), sorted);
   for (const std::string& name : {std::string(), std::string("a/b"), std::string("../x"), std::string("a b"),
                                   std::string("a\0b", 3), std::string("a+b"), std::string(129, 'x')}) {
     EXPECT_EQ(store().PutSnapshot(name, BytesOf(name, 1)).code(), StatusCode::kInvalidArgument) << name;
@@ -210,7 +210,7 @@ TEST_P(SessionStoreTest, ATombstoneIsComeBackFromOnlyAboveItsEpoch) {
   Put(RecordOf("s", 4, 1, "a", {"x"}), 0);
   Put(TombstoneOf("s", 5), 4);
   Holds(TombstoneOf("s", 5));
-  EXPECT_TRUE(store().ListRecords()->empty());
+  EXPECT_TRUE(IdsIn(store()).empty());
   Refused(RecordOf("s", 4, 9, "a", {"x"}), 4, StatusCode::kAborted, {"epoch 5", "deleted"});  // who missed it
   Refused(RecordOf("s", 1, 1, "a"), 0, StatusCode::kAborted, {"epoch 5"});
   Refused(RecordOf("s", 5, 1, "a"), 0, StatusCode::kAborted, {"epoch 5"});
@@ -226,7 +226,7 @@ TEST_P(SessionStoreTest, ExpiredRecordsAreAsIfNeverPut) {
   record.expires_unix_ms = UnixMsFromNow(milliseconds(-5));
   Put(record, 0);
   EXPECT_EQ(store().GetRecord("s").status().code(), StatusCode::kNotFound);
-  EXPECT_TRUE(store().ListRecords()->empty());
+  EXPECT_TRUE(IdsIn(store()).empty());
   Refused(RecordOf("s", 8, 3, "a"), 7, StatusCode::kAborted, {"there is no record"});
   Put(RecordOf("s", 1, 1, "b"), 0);
   Holds(RecordOf("s", 1, 1, "b"));
@@ -245,9 +245,25 @@ TEST_P(SessionStoreTest, ListsManyRecordsInOrder) {
   }
   for (std::thread& thread : threads) thread.join();
   std::sort(ids.begin(), ids.end());
-  const auto listed = store().ListRecords();
+  EXPECT_EQ(IdsIn(store()), ids);
+}
+
+TEST_P(SessionStoreTest, AListingTellsOfRecordsByTheBeginningOfTheirIds) {
+  SessionRecord record = RecordOf("acme~b", 3, 7, "a");
+  record.expires_unix_ms = UnixMsFromNow(std::chrono::hours(1));
+  Put(record, 0);
+  for (const char* id : {"acme~a", "acme", "acm~a", "acmf", "b"}) Put(RecordOf(id, 1, 0, "a"), 0);
+  Put(TombstoneOf("acme~c", 1), 0);
+  EXPECT_EQ(IdsIn(store(), "acme~"), (std::vector<std::string>{"acme~a", "acme~b"}));
+  EXPECT_EQ(IdsIn(store(), "acm"), (std::vector<std::string>{"acme", "acme~a", "acme~b", "acmf", "acm~a"}));
+  EXPECT_TRUE(IdsIn(store(), "c").empty());
+  const auto listed = store().ListRecords("acme~");
   ASSERT_TRUE(listed.ok()) << listed.status();
-  EXPECT_EQ(*listed, ids);
+  ASSERT_EQ(listed->size(), 2u);
+  EXPECT_EQ(listed->at(0).revision, 0u);
+  EXPECT_EQ(listed->at(0).expires_unix_ms, 0);
+  EXPECT_EQ(listed->at(1).revision, 7u);
+  EXPECT_EQ(listed->at(1).expires_unix_ms, record.expires_unix_ms);
 }
 
 TEST_P(SessionStoreTest, OfManyClaimsExactlyOneWins) {

@@ -43,6 +43,14 @@ inline SessionRecord TombstoneOf(const std::string& id, uint64_t epoch) {
   return record;
 }
 
+inline std::vector<std::string> IdsIn(SessionStore& store, const std::string& prefix = "") {
+  std::vector<std::string> ids;
+  const absl::StatusOr<std::vector<ListedRecord>> listed = store.ListRecords(prefix);
+  if (!listed.ok()) return {listed.status().ToString()};
+  for (const ListedRecord& record : *listed) ids.push_back(record.session_id);
+  return ids;
+}
+
 inline bool SameRecord(const SessionRecord& a, const SessionRecord& b) {
   return a.session_id == b.session_id && a.epoch == b.epoch && a.revision == b.revision &&
          a.owner == b.owner && a.deleted == b.deleted && a.snapshots == b.snapshots &&
