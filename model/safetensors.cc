@@ -240,8 +240,7 @@ absl::StatusOr<std::vector<TensorInfo>> ParseSafetensors(std::string_view file, 
     if (reinterpret_cast<uintptr_t>(entry.tensor.data) % ByteSize(entry.tensor.dtype) != 0) {
       return absl::InvalidArgumentError(absl::StrFormat(
           "%s: tensor %s lies at byte %d, which is not a multiple of its %d-byte elements; write the file "
-          "again "
-          "with a writer that aligns tensors",
+          "again with a writer that aligns tensors",
           name, Printable(entry.tensor.name),
           kLengthBytes + header_bytes + static_cast<uint64_t>(entry.begin), ByteSize(entry.tensor.dtype)));
     }
