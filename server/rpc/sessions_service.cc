@@ -44,10 +44,13 @@ absl::Status DoList(const v1::ListSessionsRequest& request, const ServedModel& m
                         absl::StrFormat("is %d; the limit is %d", request.page_size(), kLargestPage));
   }
   const uint32_t size = request.page_size() == 0 ? kDefaultPage : request.page_size();
-  const std::vector<SessionInfo> sessions =
+  const absl::StatusOr<std::vector<SessionInfo>> sessions =
       model.sessions->List(request.prefix(), request.page_token(), static_cast<int>(size) + 1);
-  for (size_t i = 0; i < sessions.size() && i < size; ++i) FillSession(sessions[i], *response.add_sessions());
-  if (sessions.size() > size) response.set_next_page_token(sessions[size - 1].session_id);
+  if (!sessions.ok()) return sessions.status();
+  for (size_t i = 0; i < sessions->size() && i < size; ++i) {
+    FillSession((*sessions)[i], *response.add_sessions());
+  }
+  if (sessions->size() > size) response.set_next_page_token((*sessions)[size - 1].session_id);
   return absl::OkStatus();
 }
 

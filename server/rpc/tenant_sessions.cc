@@ -147,10 +147,12 @@ absl::StatusOr<SessionInfo> TenantSessions::Get(const std::string& id) {
   return Outside(all_.Get(Inside(id)));
 }
 
-std::vector<SessionInfo> TenantSessions::List(const std::string& prefix, const std::string& after,
-                                              int limit) {
-  std::vector<SessionInfo> mine = all_.List(Inside(prefix), after.empty() ? "" : Inside(after), limit);
-  for (SessionInfo& info : mine) info = Outside(std::move(info));
+absl::StatusOr<std::vector<SessionInfo>> TenantSessions::List(const std::string& prefix,
+                                                              const std::string& after, int limit) {
+  absl::StatusOr<std::vector<SessionInfo>> mine =
+      all_.List(Inside(prefix), after.empty() ? "" : Inside(after), limit);
+  if (!mine.ok()) return Outside(mine.status());
+  for (SessionInfo& info : *mine) info = Outside(std::move(info));
   return mine;
 }
 

@@ -164,8 +164,10 @@ class SessionManager {
   }
   virtual absl::StatusOr<SessionInfo> Get(const std::string& id) = 0;
   // In order of id, those after `after`, at most `limit`, that begin with `prefix` and are of its tenant (of
-  // nobody where it has no "~"); other replicas' too, while the shared store can be reached. Loads no others.
-  virtual std::vector<SessionInfo> List(const std::string& prefix, const std::string& after, int limit) = 0;
+  // nobody where it has no "~"); other replicas' too, so UNAVAILABLE while the shared store cannot be
+  // reached. Loads no others.
+  virtual absl::StatusOr<std::vector<SessionInfo>> List(const std::string& prefix, const std::string& after,
+                                                        int limit) = 0;
   // How many List would give without a limit, in one look at the shared store that loads none of them: what
   // is damaged or just being deleted may be counted.
   virtual int Count(const std::string& prefix) = 0;

@@ -55,7 +55,8 @@ class SessionManagerImpl final : public SessionManager {
                                      const std::string& request_id, Durability durability,
                                      const MayMake& may_make) override;
   absl::StatusOr<SessionInfo> Get(const std::string& id) override;
-  std::vector<SessionInfo> List(const std::string& prefix, const std::string& after, int limit) override;
+  absl::StatusOr<std::vector<SessionInfo>> List(const std::string& prefix, const std::string& after,
+                                                int limit) override;
   int Count(const std::string& prefix) override;
   absl::StatusOr<std::vector<SessionInfo>> Fork(const SessionChange& change,
                                                 const std::vector<std::string>& ids, const std::string& mark,

@@ -39,12 +39,13 @@ bool SessionManagerImpl::IsAlive(const Session& session) const {
   return session.life == Session::Life::kLive && session.state.revision > 0 && !records_.Expired(session);
 }
 
-std::vector<SessionInfo> SessionManagerImpl::List(const std::string& prefix, const std::string& after,
-                                                  int limit) {
+absl::StatusOr<std::vector<SessionInfo>> SessionManagerImpl::List(const std::string& prefix,
+                                                                  const std::string& after, int limit) {
   std::map<std::string, SessionPtr> found = table_.Matching(prefix, after);
-  // Those that other replicas made. While the store is out of reach, those that are known here.
+  // Those that other replicas made. Without them it would be no list of the sessions.
   const absl::StatusOr<std::vector<std::string>> shared = records_.ListShared(prefix);
-  for (const std::string& id : shared.ok() ? *shared : std::vector<std::string>()) {
+  if (!shared.ok()) return shared.status();
+  for (const std::string& id : *shared) {
     if (id > after) found.try_emplace(id, nullptr);
   }
   std::vector<SessionInfo> infos;

@@ -35,9 +35,16 @@ constexpr char kLapsedOwner[] = "-/lapsed";
 
 constexpr char kNeverWritten[] = "was lost with the replica that made it, before its first write";
 
+// Of a store that cannot be reached or takes nothing more.
+bool IsStoreFailure(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsResourceExhausted(status);
+}
+
+// No fault of the client's, and no limit of its own: another time, or when somebody has seen to the store.
 absl::Status StoreError(absl::Status status) {
-  if (!absl::IsUnavailable(status) || GetSessionError(status)) return status;
-  return WithSessionError(absl::UnavailableError(absl::StrFormat("the session store cannot be reached: %s",
+  if (!IsStoreFailure(status) || GetSessionError(status)) return status;
+  const char* const what = absl::IsUnavailable(status) ? "cannot be reached" : "is full";
+  return WithSessionError(absl::UnavailableError(absl::StrFormat("the session store %s: %s", what,
                                                                  std::string(status.message()))),
                           "STORE_UNAVAILABLE");
 }
@@ -177,7 +184,7 @@ absl::StatusOr<std::vector<std::string>> SessionRecords::ListShared(const std::s
   absl::StatusOr<std::vector<ListedRecord>> records = stores_[kSharedStore]->ListRecords(prefix);
   if (!records.ok()) {
     residency_->CountStoreError();
-    return records.status();
+    return StoreError(records.status());
   }
   for (ListedRecord& record : *records) {
     // Revision 0: only its name has been reserved.
@@ -334,7 +341,7 @@ absl::Status SessionRecords::CheckAlive(Session& session, const std::function<ab
   return check();
 }
 
-// The store is out of reach: what is owned and not released goes on.
+// The store is out of reach or full: what is owned and not released goes on.
 absl::Status SessionRecords::GoOnWithout(Session& session, const Claim& claim,
                                          const absl::Status& error) const {
   return claim.owned && !claim.doubtful ? CheckAlive(session, claim.check) : StoreError(error);
@@ -399,11 +406,12 @@ absl::StatusOr<bool> SessionRecords::PutClaim(Session& session, Claim& claim, Se
     residency_->CountStoreError();
     {
       const std::lock_guard lock(session.mutex);
-      session.doubtful = true;
+      // A full store has refused it for certain; whether one that did not answer has it is not known.
+      if (!absl::IsResourceExhausted(status)) session.doubtful = true;
       if (terms.skips) session.state.skipped = kSkippedRevisions;
     }
-    return absl::IsUnavailable(status) ? TrueIf(GoOnWithout(session, claim, status))
-                                       : absl::StatusOr<bool>(StoreError(status));
+    return IsStoreFailure(status) ? TrueIf(GoOnWithout(session, claim, status))
+                                  : absl::StatusOr<bool>(StoreError(status));
   }
   if (Clock::now() >= claim.deadline) {
     return WithSessionError(

@@ -288,6 +288,37 @@ TEST_F(SharedStoreTest, ASessionUnderWayElsewhereIsNamedWithItsServer) {
   EXPECT_TRUE(Eventually([&] { return at_b.Turn("s", {5}, 2).status.ok(); })) << "released after the turn";
 }
 
+// A store that is full is not the client's limit: what this server owns goes on, and the rest is told to
+// wait.
+TEST_F(SharedStoreTest, AFullStoreIsToldFromALimitOfTheClients) {
+  redis_ = std::make_unique<RedisServer>(std::vector<std::string>{"--maxmemory-policy", "noeviction"});
+  const auto a = StartReplica("a");
+  SessionClient client(*a);
+  const auto limit_redis = [&](const std::string& bytes) {
+    RunProgram({"/usr/bin/env", "redis-cli", "-p", std::to_string(redis_->port()), "CONFIG", "SET",
+                "maxmemory", bytes});
+  };
+  v1::GenerateRequest turn = TurnRequest("owned", SomeIds(70, 1), 4);
+  turn.mutable_session()->set_create_if_missing(true);
+  turn.mutable_session()->set_durability(v1::DURABILITY_NONE);
+  ASSERT_TRUE(Generate(*client.generation, turn).status.ok());
+  limit_redis("100kb");
+  turn.mutable_token_ids()->mutable_ids()->Truncate(3);
+  const Reply owned = Generate(*client.generation, turn);
+  EXPECT_TRUE(owned.status.ok()) << ToString(owned.status);
+  turn.mutable_session()->set_session_id("new");
+  const Reply refused = Generate(*client.generation, turn);
+  EXPECT_EQ(refused.status.error_code(), grpc::UNAVAILABLE) << ToString(refused.status);
+  EXPECT_EQ(InfoOf(refused.status).reason, "STORE_UNAVAILABLE");
+  EXPECT_NE(refused.status.error_message().find("is full"), std::string::npos) << ToString(refused.status);
+  limit_redis("0");
+  EXPECT_TRUE(Eventually([&] { return Generate(*client.generation, turn).status.ok(); }));
+
+  redis_->Kill();
+  v1::ListSessionsRequest list;
+  EXPECT_EQ(client.List(list).status.error_code(), grpc::UNAVAILABLE) << "half a list is none";
+}
+
 TEST_F(SharedStoreTest, ADrainedServersSessionsGoOnElsewhere) {
   const Reply expected = Expected();
   const auto a = StartReplica("a"), b = StartReplica("b");

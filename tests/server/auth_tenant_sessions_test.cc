@@ -24,7 +24,8 @@ struct Tenants {
   static std::vector<std::string> Names(TenantSessions& tenant, const std::string& prefix = "",
                                         int limit = 100) {
     std::vector<std::string> names;
-    for (const SessionInfo& info : tenant.List(prefix, "", limit)) names.push_back(info.session_id);
+    const std::vector<SessionInfo> listed = tenant.List(prefix, "", limit).value();
+    for (const SessionInfo& info : listed) names.push_back(info.session_id);
     return names;
   }
   static absl::StatusOr<SessionInfo> Make(TenantSessions& tenant, const std::string& name,
@@ -72,7 +73,7 @@ TEST(TenantSessionsTest, ListShowsOwnSessionsOnlyPageByPage) {
   EXPECT_EQ(Tenants::Names(t.acme), (Names{"a", "aa", "b"}));
   EXPECT_EQ(Tenants::Names(t.acme, "a"), (Names{"a", "aa"}));
   EXPECT_EQ(Tenants::Names(t.acme, "", 2), (Names{"a", "aa"}));
-  EXPECT_EQ(t.acme.List("", "aa", 5).front().session_id, "b");
+  EXPECT_EQ(t.acme.List("", "aa", 5)->front().session_id, "b");
   EXPECT_EQ(Tenants::Names(t.other), (Names{"0", "a", "z"}));
   EXPECT_EQ(Tenants::Names(t.nobody), (Names{"acme", "b", "zz"}));
   EXPECT_EQ(Tenants::Names(t.nobody, "", 2), (Names{"acme", "b"})) << "others' do not take places in a page";

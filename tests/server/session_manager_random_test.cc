@@ -720,7 +720,7 @@ void RunRandomly(ChaosStores& stores, int num_replicas, int64_t operations) {
     EXPECT_EQ(replica->manager().stats().turns, 0);
     EXPECT_TRUE(replica->manager().CheckInvariants().ok()) << replica->manager().CheckInvariants();
     EXPECT_EQ(replica->rig().rig.pool->counts().free, kSlots);
-    EXPECT_TRUE(replica->manager().List("", "", 10).empty());
+    EXPECT_TRUE(replica->manager().List("", "", 10)->empty());
   }
 
   std::printf("%.1f s; %d operations", std::chrono::duration<double>(Clock::now() - begin).count(),

@@ -143,7 +143,8 @@ TEST(SessionSharedTest, NamesAreTakenEverywhere) {
   ASSERT_TRUE(Released(contents, "b"));
   EXPECT_EQ(one.manager().Fork(To("a"), {"b"}, "").status().code(), absl::StatusCode::kAlreadyExists);
   std::string listed;
-  for (const SessionInfo& info : one.manager().List("", "", 10)) listed += info.session_id + " ";
+  const std::vector<SessionInfo> sessions = one.manager().List("", "", 10).value();
+  for (const SessionInfo& info : sessions) listed += info.session_id + " ";
   EXPECT_EQ(listed, "a b ");
 }
 
@@ -228,7 +229,8 @@ TEST(SessionSharedTest, APageLoadsItsOwnSessionsOnly) {
   TakeAsked(*contents);
   const auto page = [&](const std::string& prefix, const std::string& after, int limit) {
     std::string ids;
-    for (const SessionInfo& info : two.manager().List(prefix, after, limit)) ids += info.session_id + " ";
+    const std::vector<SessionInfo> sessions = two.manager().List(prefix, after, limit).value();
+    for (const SessionInfo& info : sessions) ids += info.session_id + " ";
     return ids;
   };
   EXPECT_EQ(page("acme~", "", 1), "acme~a0 ");

@@ -434,7 +434,7 @@ TEST(SessionDurabilityTest, ALostSnapshotIsSaidSo) {
   EXPECT_EQ(damaged.code(), absl::StatusCode::kDataLoss) << damaged;
   EXPECT_EQ(ReasonOf(damaged), "SNAPSHOT_DAMAGED");
   EXPECT_TRUE(s.Get("a").damaged);
-  EXPECT_TRUE(s.manager->List("", "", 10).at(0).damaged);
+  EXPECT_TRUE(s.manager->List("", "", 10)->at(0).damaged);
   const absl::Status forked = s.manager->Fork(To("a"), {"child"}, "").status();
   EXPECT_EQ(forked.code(), absl::StatusCode::kDataLoss) << forked;
   EXPECT_EQ(s.manager->Get("child").status().code(), absl::StatusCode::kNotFound);

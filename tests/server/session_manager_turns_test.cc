@@ -578,7 +578,8 @@ TEST(SessionListTest, PagesAreInOrderOfId) {
   }
   const auto list = [&](const std::string& prefix, const std::string& after, int limit) {
     std::string ids;
-    for (const SessionInfo& info : s.manager->List(prefix, after, limit)) ids += info.session_id + " ";
+    const std::vector<SessionInfo> listed = s.manager->List(prefix, after, limit).value();
+    for (const SessionInfo& info : listed) ids += info.session_id + " ";
     return ids;
   };
   EXPECT_EQ(list("", "", 10), "a1 b1 b2 b3 c ");
