@@ -176,17 +176,23 @@ ReadyCallback BranchedGeneration::PartReady() {
   };
 }
 
+template <typename Body>
+auto BranchedGeneration::Locked(Body body) {
+  std::unique_lock lock(mutex_);
+  auto result = body();
+  Todo todo = std::exchange(todo_, {});
+  lock.unlock();
+  Do(std::move(todo));
+  return result;
+}
+
 void BranchedGeneration::Ready() {
-  Todo todo;
-  {
-    const std::lock_guard lock(mutex_);
-    if (end_taken_) return;
+  const bool is_awaited = Locked([this] {
     // Whether the reader asks or not: what the stem holds, its state and its places, waits for no reader.
     if (phase_ == Phase::kStem) AdvanceStem();
-    todo = std::exchange(todo_, {});
-  }
-  Do(std::move(todo));
-  ready_(*this);
+    return !end_taken_;
+  });
+  if (is_awaited) ready_(*this);
 }
 
 void BranchedGeneration::Do(Todo todo) {
@@ -245,15 +251,7 @@ void BranchedGeneration::SubmitBranches() {
 }
 
 std::optional<Event> BranchedGeneration::TakeEvent() {
-  Todo todo;
-  std::optional<Event> event;
-  {
-    const std::lock_guard lock(mutex_);
-    event = NextEvent();
-    todo = std::exchange(todo_, {});
-  }
-  Do(std::move(todo));
-  return event;
+  return Locked([this] { return NextEvent(); });
 }
 
 std::optional<Event> BranchedGeneration::NextEvent() {
@@ -393,17 +391,11 @@ void BranchedGeneration::End(const absl::Status& status) {
 }
 
 std::optional<absl::Status> BranchedGeneration::TakeEnd() {
-  Todo todo;
-  std::optional<absl::Status> end;
-  {
-    const std::lock_guard lock(mutex_);
+  return Locked([this] {
     if (phase_ == Phase::kBranches) TakeEnds();
-    end = end_;
     end_taken_ = end_.has_value();
-    todo = std::exchange(todo_, {});
-  }
-  Do(std::move(todo));
-  return end;
+    return end_;
+  });
 }
 
 void BranchedGeneration::Cancel() {

@@ -87,6 +87,9 @@ class BranchedGeneration final : public Generation, public std::enable_shared_fr
   // The callback of the parts.
   ReadyCallback PartReady();
   void Ready();
+  // What `body` gives, run with mutex_ held; then does what it has found to be done.
+  template <typename Body>
+  auto Locked(Body body);
   void Do(Todo todo);
   // Once, on any thread, in Phase::kSubmitting.
   void SubmitBranches();
