@@ -86,7 +86,7 @@ class Access {
 
   // One of gRPC's threads, at the call's beginning. UNAUTHENTICATED and PERMISSION_DENIED with a reason;
   // RESOURCE_EXHAUSTED when the tenant makes too many requests. Refusals are counted and logged. `caller` is
-  // set where it is known who calls, admitted or not.
+  // set where the credential will do, also where a limit refuses the call.
   absl::Status Admit(const grpc::CallbackServerContext& context, const CallOrigin& origin, RpcMethod method,
                      Caller& caller);
   // PERMISSION_DENIED above what the credential allows.

@@ -10,7 +10,8 @@ namespace efla {
 
 void WriteWatch::Call::Began() {
   int64_t nothing = kNothing;
-  since_.compare_exchange_strong(nothing, Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  since_.compare_exchange_strong(nothing, Clock::now().time_since_epoch().count(), std::memory_order_release,
+                                 std::memory_order_relaxed);
 }
 
 WriteWatch::WriteWatch(std::chrono::milliseconds patience)
@@ -39,7 +40,7 @@ void WriteWatch::Leave(Place place) {
 
 WriteWatch::Call* WriteWatch::FindLate(Clock::time_point now) {
   for (Call& call : calls_) {
-    const int64_t since = call.since_.load(std::memory_order_relaxed);
+    const int64_t since = call.since_.load(std::memory_order_acquire);
     if (since == Call::kNothing || call.was_cut()) continue;
     if (now - Clock::time_point(Clock::duration(since)) >= patience_) return &call;
   }

@@ -5,6 +5,7 @@
 #include <latch>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "google/rpc/error_details.pb.h"
@@ -12,6 +13,7 @@
 #include "server/rpc/session_workers.h"
 #include "server/rpc/status.h"
 #include "server/rpc/transfer_limit.h"
+#include "server/rpc/write_watch.h"
 #include "server/sessions/session_error.h"
 
 namespace efla {
@@ -168,6 +170,41 @@ TEST(TransferLimitTest, ACancelMayLeaveAtOnce) {
   ASSERT_TRUE(place);
   EXPECT_FALSE(limit.Enter([] {}));
   EXPECT_TRUE(limit.Enter([] {}));
+}
+
+TEST(WriteWatchTest, AWriteThatWaitsForTooLongCancelsItsCallOnce) {
+  WriteWatch watch(std::chrono::milliseconds(50));
+  std::atomic<int> cancelled = 0;
+  std::latch late(1);
+  const WriteWatch::Place idle = watch.Enter([] { ADD_FAILURE() << "it writes nothing"; });
+  const WriteWatch::Place done = watch.Enter([] { ADD_FAILURE() << "its write has gone"; });
+  const WriteWatch::Place stuck = watch.Enter([&] {
+    if (++cancelled == 1) late.count_down();
+  });
+  done->Began();
+  done->Ended();
+  const auto begin = std::chrono::steady_clock::now();
+  stuck->Began();
+  late.wait();
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, watch.patience());
+  stuck->Began();  // of no effect: something waits already
+  std::this_thread::sleep_for(3 * watch.patience());
+  EXPECT_EQ(cancelled, 1);
+  EXPECT_TRUE(stuck->was_cut());
+  EXPECT_FALSE(idle->was_cut() || done->was_cut());
+  for (const WriteWatch::Place place : {idle, done, stuck}) watch.Leave(place);
+}
+
+TEST(WriteWatchTest, ACancelMayLeaveAtOnce) {
+  WriteWatch watch(std::chrono::milliseconds(10));
+  WriteWatch::Place place;
+  std::latch left(1);
+  place = watch.Enter([&] {
+    watch.Leave(place);
+    left.count_down();
+  });
+  place->Began();
+  left.wait();
 }
 
 }  // namespace
